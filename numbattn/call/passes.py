@@ -72,21 +72,21 @@ PARTICLE_LAPLACIAN = Pass(
 STATISTICS = Pass("statistics", takes=QKV, gives=("row_max", "entropy", "lse", "lse_low"))
 COLUMN_SUMS = Pass("column_sums", takes=(*QKV, "lse", "lse_low", "weights"), gives=("column_sums",))
 PASSES = {pass_.name: pass_ for pass_ in (FORWARD, BACKWARD, TANGENT, BACKWARD_TANGENT, LAPLACIAN)}
-ARRAYS: dict[str, Callable[[Problem, Inputs], Any]] = {  # shape and dtype, of arrays that follow from the problem
-    "q": lambda problem, inputs: (inputs.q.shape, problem.dtype),
-    "k": lambda problem, inputs: (inputs.k.shape, problem.dtype),
-    "v": lambda problem, inputs: (inputs.v.shape, problem.dtype),
-    "o": lambda problem, inputs: (problem.out_shape, problem.result_dtype),
-    "do": lambda problem, inputs: (problem.out_shape, problem.dtype),
-    "lse": lambda problem, inputs: (problem.lse_shape, problem.sum_dtype),
-    "lse_low": lambda problem, inputs: (problem.lse_shape, problem.sum_dtype),  # what rounding took from it
-    "row_max": lambda problem, inputs: (problem.lse_shape, problem.sum_dtype),
-    "entropy": lambda problem, inputs: (problem.lse_shape, problem.sum_dtype),
-    "column_sums": lambda problem, inputs: ((*problem.batch, problem.seqlen_k), problem.sum_dtype),
-    "dq": lambda problem, inputs: (inputs.q.shape, problem.result_dtype),
-    "dk": lambda problem, inputs: (inputs.k.shape, problem.result_dtype),
-    "dv": lambda problem, inputs: (inputs.v.shape, problem.result_dtype),
-    "o2": lambda problem, inputs: (problem.out_shape, problem.sum_dtype),
+ARRAYS: dict[str, Callable[[Problem], Any]] = {  # shape and dtype, of arrays that follow from the problem
+    "q": lambda problem: (problem.shapes[0], problem.dtype),
+    "k": lambda problem: (problem.shapes[1], problem.dtype),
+    "v": lambda problem: (problem.shapes[2], problem.dtype),
+    "o": lambda problem: (problem.out_shape, problem.result_dtype),
+    "do": lambda problem: (problem.out_shape, problem.dtype),
+    "lse": lambda problem: (problem.lse_shape, problem.sum_dtype),
+    "lse_low": lambda problem: (problem.lse_shape, problem.sum_dtype),  # what rounding took from it
+    "row_max": lambda problem: (problem.lse_shape, problem.sum_dtype),
+    "entropy": lambda problem: (problem.lse_shape, problem.sum_dtype),
+    "column_sums": lambda problem: ((*problem.batch, problem.seqlen_k), problem.sum_dtype),
+    "dq": lambda problem: (problem.shapes[0], problem.result_dtype),
+    "dk": lambda problem: (problem.shapes[1], problem.result_dtype),
+    "dv": lambda problem: (problem.shapes[2], problem.result_dtype),
+    "o2": lambda problem: (problem.out_shape, problem.sum_dtype),
 }
 ARRAYS |= {f"t{name}": about for name, about in ARRAYS.items() if name != "do"}  # tangents are alike
 

@@ -276,14 +276,16 @@ def describe(
     if cache is not None:
         dtypes, shapes = (q.dtype,) * 3, (q.shape, *cache._shapes)
     problem = _problem(
-        xp, dtypes, shapes, (q.strides, k.strides, v.strides), given._kinds, kinds_of(parts),
+        xp, dtypes, shapes, (q.strides, k.strides, v.strides), given._kinds, kinds_of(parts) if parts else (),
         dropout is not None, cache and cache._layout, wide,
     )  # fmt: skip
-    if may_wait and given._may_wait:
+    if given is NOTHING_HIDDEN or given is CAUSAL:
+        pass  # as in most calls
+    elif may_wait and given._may_wait:
         given._fit(problem.score_shape)
     elif given._holds_arrays and not given._is_immutable:
         given = fitted_mask(given, q, problem.score_shape, xp)
-    elif given is not NOTHING_HIDDEN and given is not CAUSAL:
+    else:
         check_numbers(given, problem.score_shape, xp)
     if parts:
         parts = fitted_score(parts, q, problem.score_shape, xp, given._frame)

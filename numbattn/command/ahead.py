@@ -199,7 +199,7 @@ def make_calls(name, dtype, score, gradient):
         return
     if pass_ is BACKWARD_TANGENT:  # who calls it calls both
         make_calls(BACKWARD.name, dtype, score, gradient)
-    given = {taken: np.zeros(*ARRAYS[taken](problem, inputs)) if taken in ARRAYS else None for taken in pass_.takes}
+    given = {taken: np.zeros(*ARRAYS[taken](problem)) if taken in ARRAYS else None for taken in pass_.takes}
     given = {taken: a if a is None or taken[0] != "t" else a[None] for taken, a in given.items()}
     tangents = checked_tangents(inputs, x, x, x)[0] if "tq" in given else None
     run_pass(pass_, problem, inputs, given, tangents)

@@ -179,7 +179,7 @@ def run(gpu, kernel, grid, threads, shared_bytes, arguments, known=None):
         check_launch(kernel, grid, threads, shared_bytes)
         program = loaded(gpu, kernel, grid, threads, shared_bytes, arguments)
         gpu.keep(key, program)
-    program([*addresses, gpu.scrap], NO_NUMBERS, gpu.stream().ptr)
+    program.launch([*addresses, gpu.scrap], NO_NUMBERS, gpu.stream().ptr)
 
 
 def loaded(gpu, kernel, grid, threads, shared_bytes, arguments):

@@ -1,7 +1,7 @@
 """Plans on CuPy's current device and stream: the only file that talks to the driver.
 
     program = current_gpu().load(plan, names, sum_dtype)
-    program(addresses, numbers, stream)
+    program.launch(addresses, numbers, stream)
 
 A call neither synchronises nor allocates nor copies: it may be captured in a CUDA graph.
 """
@@ -13,7 +13,7 @@ import struct
 import threading
 from contextlib import nullcontext
 from ctypes import byref, c_int, c_uint, c_uint32, c_uint64, c_void_p
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 
 import cupy
 import numpy as np
@@ -40,6 +40,13 @@ class GPU:
 
     empty = cupy.ndarray  # what cupy.empty calls
     zeros = staticmethod(cupy.zeros)
+
+    @staticmethod
+    def pair(shape, dtype):
+        """Two new arrays that share memory: a CUDA graph goes on to write both where one is kept."""
+        nbytes = -(-math.prod(shape) * dtype.itemsize // VECTOR_BYTES) * VECTOR_BYTES
+        memory = cupy.cuda.alloc(2 * nbytes)
+        return cupy.ndarray(shape, dtype, memory), cupy.ndarray(shape, dtype, memory + nbytes)
 
     def __init__(self, index):
         about = cupy.cuda.runtime.getDeviceProperties(index)
@@ -144,53 +151,68 @@ class LoadedKernel:
 
 # ----------------------------------------------------------------------------------------------------------- programs
 class Program(threading.local):
-    """The launches of a Plan for arrays of these names and the plan's temporaries.
-
-    The driver reads parameters in place: the addresses and numbers of a call are written to `memory`, all others stay
-    as they are. Each thread has memory of its own, since each thread runs the __init__ of a threading.local.
-    """
+    """A Plan, and its launches for arrays of these names and the plan's temporaries: `launch` is that of the Launches
+    which each thread has, since each runs the __init__ of a threading.local."""
 
     def __init__(self, device, plan, names, sum_dtype):
         cupy.cuda.runtime.setDevice(device)  # a thread that has only used a pool's memory has no context yet
-        self.plan, self.names = plan, plan.names(names)
+        self.plan, self.launch = plan, Launches(device, plan, plan.names(names), sum_dtype).launch
+
+
+class Launches:
+    """The launches of a Plan in one thread, for arrays of these names.
+
+    The driver reads parameters in place: the addresses and numbers of a call are written to `memory`, all others stay
+    as they are.
+    """
+
+    def __init__(self, device, plan, names, sum_dtype):
+        self.names = names
         views = {(x.array, x.view.pointer) for step in plan.steps for x in step.arguments if isinstance(x, At)}
-        self.moved = sorted((self.names.index(name), pointer) for name, pointer in views if pointer)
-        count = len(self.names) + len(self.moved)
-        self.words = {(i, 0): i for i in range(len(self.names))}
-        self.words |= {moved: len(self.names) + i for i, moved in enumerate(self.moved)}
-        self.slots, offset = {}, count * WORD
+        self.moved = sorted((names.index(name), pointer) for name, pointer in views if pointer)
+        count = len(names) + len(self.moved)
+        self.words = {(i, 0): i for i in range(len(names))}
+        self.words |= {moved: len(names) + i for i, moved in enumerate(self.moved)}
+        self.slots, offset = {}, 0
         for name, given in NUMBERS.items():
             kind = np.dtype(sum_dtype if given is float else given).name
             size = struct.calcsize(FORMATS[kind])
             offset += -offset % size
-            self.slots[name] = kind, offset
+            self.slots[name] = kind, count * WORD + offset
             offset += size
-        layout = struct.Struct("Q" * count + "".join(FORMATS[kind] for kind, _ in self.slots.values()))
-        self.write, self.memory = layout.pack_into, ctypes.create_string_buffer(layout.size)
+        self.memory = ctypes.create_string_buffer(count * WORD + offset)
+        self.addresses = (c_uint64 * count).from_buffer(self.memory)
+        layout = struct.Struct("".join(FORMATS[kind] for kind, _ in self.slots.values()))
+        self.write_numbers = partial(layout.pack_into, self.memory, count * WORD)
         kernels = [get_kernel(step.key, device) for step in plan.steps]
         self.configs = [Config.of(step.blocks, kernel.binary) for step, kernel in zip(plan.steps, kernels)]
-        self.constants, self.tensor_maps, self.stream = [], {}, None
+        self.constants, self.tensor_maps, self.stream, self.numbers = [], {}, None, None
         self.calls = [
             (byref(config), kernel.handle, self.parameters_of(step, kernel.binary))
             for config, kernel, step in zip(self.configs, kernels, plan.steps)
         ]
-        self.maps, self.launch = list(self.tensor_maps.values()), driver().cuLaunchKernelEx
+        self.maps, self.launch_kernel = list(self.tensor_maps.values()), driver().cuLaunchKernelEx
 
-    def __call__(self, addresses, numbers, stream):
-        """Launch all steps on a stream: addresses of the arrays in order, NUMBERS in order."""
+    def launch(self, addresses, numbers, stream):
+        """Launch all steps on a stream: addresses of the arrays in order, NUMBERS in order, which are written unless
+        they are the same object as before."""
         if self.moved:
             addresses += [addresses[i] + pointer for i, pointer in self.moved]
-        self.write(self.memory, 0, *addresses, *numbers)
+        self.addresses[:] = addresses
+        if numbers is not self.numbers:
+            self.numbers = None  # in case a signal raises in between
+            self.write_numbers(*numbers)
+            self.numbers = numbers
         for tensor_map, i in self.maps:
             if tensor_map.address != addresses[i]:
                 tensor_map.move(addresses[i])
         if stream != self.stream:
-            self.stream = None  # in case a signal raises in between
+            self.stream = None
             for config in self.configs:
                 config.stream = stream
             self.stream = stream
         for config, kernel, parameters in self.calls:
-            if result := self.launch(config, kernel, parameters, None):
+            if result := self.launch_kernel(config, kernel, parameters, None):
                 raise_for("cuLaunchKernelEx", result)
 
     def parameters_of(self, step, binary):

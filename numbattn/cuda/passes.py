@@ -6,8 +6,8 @@ be captured in a CUDA graph. What follows from shapes, strides and kinds is plan
 
 import math
 from dataclasses import replace
-from functools import partial
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -69,50 +69,46 @@ class Passes:
         """See `numbattn.call.passes.forward`."""
         if onto is not None and is_wide(problem):
             return self.forward_apart(problem, inputs, out, *onto)
-        if onto is None and self.is_by_cublas(FORWARD, problem, inputs):
+        if onto is None and by_cublas.takes(problem, inputs) and self.may_multiply(FORWARD):
             return self.forward_by_cublas(problem, inputs, out, save)
-        gpu, call, held, rows = self.current(), (problem, inputs), {}, {}
-        before, lse = onto or (None, None)
+        gpu, call, given = self.current(), (problem, inputs), {}
         if is_apart(problem):
             if any(route.reads(problem, gpu.device) for route in self.routes_of(FORWARD)):
-                held = arrays_of(inputs.cache)
+                given = arrays_of(inputs.cache)
             else:
                 problem, inputs = dense(gpu, problem, inputs)
-        o = gpu.empty(*ARRAYS["o"](problem, inputs)) if out is None else out
         if out is not None:
             gpu.addresses({"out": out})     # an error names it as the user does
-        strides = [x if x is None else x.strides for x in (out, before, lse)]
-        if save:
-            rows = {"lse": lse} if onto else empties(gpu, about_of(problem, inputs, LSE))
-        arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "o": o} | held | rows
+            given["o"] = out
         if onto is not None:
-            arrays[BEFORE] = before
-        strides = save, *strides, *[layout_of(x, 0) for x in held.values()]
+            given[BEFORE], given["lse"] = onto
+        o = gpu.empty(problem.out_shape, problem.result_dtype) if out is None else out
+        rows = empties(gpu, about_of(problem, LSE)) if save and onto is None else {}
+        arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "o": o, **given, **rows}
+        strides = (save, *given, *[layout_of(x, 0) for x in given.values()]) if given else save
         if not self.launch(gpu, FORWARD, problem, inputs, arrays, strides):
             if onto is None:
                 fill({"o": o} | rows)
             else:
-                o[...] = before
-        return o, Saved(*call, o, rows["lse"], rows.get("lse_low"), whole=onto is None) if save else None
+                o[...] = onto[0]
+        return o, Saved(*call, o, arrays["lse"], rows.get("lse_low"), onto is None) if save else None
 
     def forward_apart(self, problem, inputs, out, before, lse):
         """`forward` of large head_dims, to which o over other keys is added afterwards: while one slice of it is
         written, blocks of others still read lse."""
         part, saved = self.forward(replace(problem, wide=True), inputs)
-        o = self.current().empty(*ARRAYS["o"](problem, inputs)) if out is None else out
+        o = self.current().empty(problem.out_shape, problem.result_dtype) if out is None else out
         merge_into(o, before, lse, part, saved.lse)
         return o, Saved(problem, inputs, o, lse)
 
-    def is_by_cublas(self, pass_, problem, inputs):
-        """Whether matrix products of cuBLAS compute a pass, in place of kernels. CuPy refuses them in a capture."""
-        may_be = pass_ in (FORWARD, BACKWARD) and pass_.name not in self.routes
-        may_be = may_be and by_cublas.takes(problem, inputs, pass_ is BACKWARD)
-        return may_be and not self.current().stream().is_capturing()
+    def may_multiply(self, pass_):
+        """Whether matrix products of cuBLAS may compute a pass, in place of kernels. CuPy refuses them in a capture."""
+        return pass_.name not in self.routes and not self.current().stream().is_capturing()
 
     def forward_by_cublas(self, problem, inputs, out, save):
         gpu = self.current()
         gpu.addresses({"q": inputs.q, "k": inputs.k, "v": inputs.v} | ({} if out is None else {"out": out}))
-        o, rows = gpu.empty(*ARRAYS["o"](problem, inputs)), empties(gpu, about_of(problem, inputs, LSE))
+        o, rows = gpu.empty(problem.out_shape, problem.result_dtype), empties(gpu, about_of(problem, LSE))
         with self.scratch():
             by_cublas.forward(problem, inputs, o, *rows.values(), gpu.empty)
         if out is not None:
@@ -127,7 +123,9 @@ class Passes:
         gpu, given = self.current(), {name: x for name, x in given.items() if x is not None}
         if is_apart(problem):
             problem, inputs = dense(gpu, problem, inputs)
-        about = about_of(problem, inputs, pass_.gives) | gradients_of_score(pass_, problem, inputs.score)
+        about = about_of(problem, pass_.gives)
+        if inputs.score:
+            about = about | gradients_of_score(pass_, problem, inputs.score)
         if tangents is not None:
             return self.run_along(gpu, pass_, problem, inputs, given, about, tangents, deterministic, whole)
         results = empties(gpu, about)
@@ -178,13 +176,13 @@ class Passes:
 
     def compute(self, gpu, pass_, problem, inputs, given, results, *how, **options):
         """Compute the results of a pass, arrays by name, from given ones; the rest: as for `launch`."""
-        arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v} | given | results
-        if self.is_by_cublas(pass_, problem, inputs):
+        arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v, **given, **results}
+        if pass_ is BACKWARD and by_cublas.takes(problem, inputs, backward=True) and self.may_multiply(pass_):
             gpu.addresses(arrays)
             with self.scratch():
                 by_cublas.backward(problem, inputs, given, results, gpu.empty)
             return
-        strides = tuple([given[name].strides if name in given else None for name in pass_.takes])
+        strides = *given, *[x.strides for x in given.values()]
         if not self.launch(gpu, pass_, problem, inputs, arrays, strides, *how, **options):
             fill(results)
 
@@ -193,31 +191,33 @@ class Passes:
         """Launch the kernels of a pass, after planning it if there is no plan yet. Returns False if nothing is seen and
         nothing is launched.
 
-        arrays: by name. strides: of the given arrays other than q, k and v, or None for missing ones; all others are
-        new and contiguous. whole: see problem.Saved; tparts: see tangents.parts_of; kind: the form of a kind
-        of points, which is compiled in, and its KindNumbers.
+        arrays: by name. strides: the names and strides of the given ones other than q, k and v; all others are new and
+        contiguous. whole: see problem.Saved; tparts: see tangents.parts_of; kind: the form of a kind of points, which
+        is compiled in, and its KindNumbers.
         """
-        with gpu.scratch_memory((inputs.mask._holds_arrays or inputs.score) and gpu.stream().is_capturing()):
-            mask, score, found, lies = lower(problem, inputs)
-            tscore, of_tangents, at = lower_parts(tparts, problem, tangent_of_part) if tparts else NO_PARTS
-        arrays |= found | of_tangents
+        options = problem, inputs.mask, inputs.scale, inputs.dropout, inputs.origin, kind[1]
+        if inputs.mask._holds_arrays or inputs.score:
+            with gpu.scratch_memory(gpu.stream().is_capturing()):
+                lowered, found = lower(*options, inputs.score, tparts)
+            arrays |= found
+        else:
+            lowered = lower_numbers(*options)
         addresses, odd = gpu.addresses(arrays)
-        if sees_nothing(problem, mask):
+        if lowered.sees_nothing:
             return False
         misaligned = tuple([address % VECTOR_BYTES for address in addresses]) if odd else ()
         tier = latest.get()
-        key = (self, pass_, problem, mask[1:], score, deterministic, whole, strides, lies, tscore, at, misaligned, tier,
-               kind[0])  # fmt: skip
+        key = self, pass_, problem, lowered.about, deterministic, whole, strides, misaligned, tier, kind[0]
         program = gpu.programs.get(key)
         if program is None:
             layouts = {name: layout_of(x, address) for (name, x), address in zip(arrays.items(), addresses)}
+            mask, score, tscore, *_ = lowered
             call = LoweredCall(layouts, mask, deterministic, score, tier, whole, tscore, kind[0])
             planned = plan(pass_, self.routes_of(pass_), problem, gpu.device, call)
             with naming_functions(inputs):
                 program = gpu.load(planned, tuple(arrays), problem.sum_dtype)
             gpu.keep(key, program)
-        numbers = numbers_of(mask.numbers, inputs.dropout, inputs.origin, inputs.scale, kind[1])
-        launch(gpu, program, arrays, addresses, numbers, problem, inputs.score)
+        launch(gpu, program, arrays, addresses, lowered.numbers, problem, inputs.score)
         return True
 
     def place(self):
@@ -245,26 +245,22 @@ class Passes:
         return shown_by_function(self.current(), mask)
 
 
-def about_of(problem, inputs, names):
-    """Shape and dtype, by name, of those of these arrays that follow from the problem. Of lse's low part there is
-    little in half precision, and kernels do not take it."""
-    found = {name: ARRAYS[name](problem, inputs) for name in names if name in ARRAYS}
+@lru_cache(maxsize=1024)
+def about_of(problem, names):
+    """Shape and dtype, by name, of those of these arrays that follow from the problem; nobody changes the dict. Of
+    lse's low part there is little in half precision, and kernels do not take it."""
+    found = {name: ARRAYS[name](problem) for name in names if name in ARRAYS}
     if problem.dtype != problem.sum_dtype:
         found.pop("lse_low", None)
     return found
 
 
 def empties(gpu, about):
-    """Arrays by name, of these shapes and dtypes. lse and its low part share memory: a CUDA graph goes on to write both
-    where one is kept."""
-    found = {name: gpu.empty(*x) for name, x in about.items() if "lse_low" not in about or name not in LSE}
-    if "lse_low" in about:
-        shape, dtype = about["lse"]
-        size, unit = math.prod(shape), VECTOR_BYTES // dtype.itemsize
-        after = -(-size // unit) * unit
-        both = gpu.empty((after + size,), dtype)
-        found |= dict(zip(LSE, (both[:size].reshape(shape), both[after:].reshape(shape))))
-    return found
+    """Arrays by name, of these shapes and dtypes."""
+    if "lse_low" not in about:
+        return {name: gpu.empty(*x) for name, x in about.items()}
+    others = {name: gpu.empty(*x) for name, x in about.items() if name not in LSE}
+    return others | dict(zip(LSE, gpu.pair(*about["lse"])))
 
 
 def fill(results):
@@ -332,9 +328,6 @@ def dense(gpu, problem, inputs):
     return replace(problem, strides=strides, cache=None), inputs._replace(k=k, v=v, cache=None)
 
 
-NO_PARTS = (), {}, ()  # what `lower_parts` returns for them
-
-
 def naming_functions(inputs):
     """Name the user's own functions in Numba's errors."""
     of_score = [part._function for part in inputs.score if isinstance(part, FunctionPart)]
@@ -342,22 +335,39 @@ def naming_functions(inputs):
     return naming(*of_score, *of_mask, of="score" if of_score else "mask")
 
 
-def sees_nothing(problem, mask):
-    return problem.is_empty or not (mask.last_key and mask.last_query)
+class Lowered(NamedTuple):
+    """The options of a call as kernels take them, without their arrays."""
+
+    mask: Any  # a LoweredMask
+    score: tuple = ()  # a LoweredPart for each part
+    tscore: tuple = ()  # of tangents, likewise, or None
+    about: tuple = ()  # what a plan depends on: all of these, and the layouts of their arrays
+    numbers: tuple = ()  # in the order of NUMBERS
+    sees_nothing: bool = True
 
 
-def lower(problem, inputs):
-    """A call's LoweredMask, a LoweredPart for each part of its score, the arrays of both by name, and their layouts."""
-    mask, arrays, lies = lowered_mask(inputs.mask, problem.seqlen_q, problem.seqlen_k)
-    if not inputs.score or sees_nothing(problem, mask):
-        return mask, (), arrays, lies
-    score, of_parts, at = lower_parts(inputs.score, problem)
-    return mask, score, arrays | of_parts, (lies, *at)
+def lower(problem, mask, scale, dropout, origin, kind, score=(), tparts=()):
+    """The Lowered of a call, and the arrays of its options by name. kind: KindNumbers; tparts: see `Passes.launch`."""
+    mask, arrays, lies = lowered_mask(mask, problem.seqlen_q, problem.seqlen_k)
+    if problem.is_empty or not (mask.last_key and mask.last_query):
+        return Lowered(mask), arrays
+    score, of_score, at = lower_parts(score, problem)
+    tscore, of_tangents, tat = lower_parts(tparts, problem, tangent_of_part)
+    about, numbers = (mask[1:], score, tscore, lies, at, tat), numbers_of(mask.numbers, dropout, origin, scale, kind)
+    return Lowered(mask, score, tscore, about, numbers, False), {**arrays, **of_score, **of_tangents}
+
+
+@lru_cache(maxsize=1024)
+def lower_numbers(*options):
+    """The Lowered of a call whose options are nothing but numbers."""
+    return lower(*options)[0]
 
 
 def lower_parts(parts, problem, numbered=int):
     """A LoweredPart or None for each part or None, their arrays by name, and the layouts of these. numbered: turns a
     part's number into the one in names."""
+    if not parts:
+        return (), {}, ()
     found = [part and lowered_part(part, numbered(number), problem) for number, part in enumerate(parts)]
     found = [each or (None, {}, ()) for each in found]
     arrays = {name: x for _, of_part, _ in found for name, x in of_part.items()}
@@ -367,18 +377,19 @@ def lower_parts(parts, problem, numbered=int):
 def launch(gpu, program, arrays, addresses, numbers, problem, parts):
     """Launch a Program, with the temporaries and stand-ins of its Plan; parts: of the score."""
     planned, stream = program.plan, gpu.stream()
-    capturing = (planned.allocates or planned.uses_counters) and stream.is_capturing()
-    counters = [gpu.counters(stream.ptr, capturing)] if planned.uses_counters else []
+    others = [gpu.scrap]
+    if planned.uses_counters:
+        others.append(gpu.counters(stream.ptr, stream.is_capturing()))
     if not planned.allocates:
-        program([*addresses, gpu.scrap, *counters], numbers, stream.ptr)
+        program.launch(addresses + others, numbers, stream.ptr)
         return
-    with gpu.scratch_memory(capturing):
+    with gpu.scratch_memory(stream.is_capturing()):
         results = ()
         if planned.stand_ins:
             results = add_stand_ins(gpu, planned, arrays)
             addresses, _ = gpu.addresses(arrays)
         temporaries = gpu.temporaries(planned)
-        program([*addresses, *temporaries.addresses, gpu.scrap, *counters], numbers, stream.ptr)
+        program.launch(addresses + temporaries.addresses + others, numbers, stream.ptr)
         for given, whole in results:
             put(given, sum_to(whole[..., : given.shape[-1]], given.shape))
         if parts:
@@ -402,15 +413,14 @@ def add_stand_ins(gpu, planned, arrays):
 def plans(device, q, k, v, deterministic=False, passes=(FORWARD, BACKWARD), **options):
     """The Plan of each of these passes on a Device; all arrays but q, k and v are contiguous. No array is read."""
     problem, inputs = describe(q, k, v, **options)
-    mask, score, found, _ = lower(problem, inputs)
+    lowered, found = lower(problem, inputs.mask, inputs.scale, inputs.dropout, inputs.origin, NO_KIND, inputs.score)
     given = {name: layout_of(x, 0) for name, x in ({"q": q, "k": k, "v": v} | found).items()}
 
     def planned(pass_):
-        made = about_of(problem, inputs, (*pass_.takes, *pass_.gives))
-        made |= gradients_of_score(pass_, problem, inputs.score)
+        made = about_of(problem, (*pass_.takes, *pass_.gives)) | gradients_of_score(pass_, problem, inputs.score)
         layouts = {name: contiguous(*about) for name, about in made.items()} | given
-        tscore = (None,) * len(score)
-        call = LoweredCall(layouts, mask, deterministic, score, latest.get(), True, tscore)
+        tscore = (None,) * len(lowered.score)
+        call = LoweredCall(layouts, lowered.mask, deterministic, lowered.score, latest.get(), True, tscore)
         return plan(pass_, kernels.routes_of(pass_), problem, device, call)
 
     return tuple(map(planned, passes))

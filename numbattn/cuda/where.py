@@ -49,4 +49,4 @@ def launch(gpu, mask, grid, arrays):
         with naming(mask.function, of="mask"):
             program = gpu.load(Plan((), (), (step,), False, False), tuple(arrays), np.float32)
         gpu.keep(key, program)
-    program([*addresses, gpu.scrap], NO_NUMBERS, gpu.stream().ptr)
+    program.launch([*addresses, gpu.scrap], NO_NUMBERS, gpu.stream().ptr)

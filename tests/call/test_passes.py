@@ -43,7 +43,7 @@ def test_the_arrays_of_all_passes_are_described(rng):
     problem, inputs = describe(x, x, x)
     for pass_ in PASSES.values():
         for name in pass_.gives:
-            shape, dtype = ARRAYS[name](problem, inputs)
+            shape, dtype = ARRAYS[name](problem)
             assert shape in ((2, 3, 4), (2, 3))
             assert dtype == np.float64
 

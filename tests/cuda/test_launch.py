@@ -42,7 +42,7 @@ class Launch:
     def __call__(self, *arrays):
         gpu = current_gpu()
         addresses, _ = gpu.addresses({str(i): x for i, x in enumerate(arrays)})
-        self.program([*addresses, gpu.scrap], [0] * len(NUMBERS), gpu.stream().ptr)
+        self.program.launch([*addresses, gpu.scrap], [0] * len(NUMBERS), gpu.stream().ptr)
 
 
 def launch(factory, blocks, *arguments, **parameters):
@@ -83,8 +83,7 @@ def launches(monkeypatch, arguments, kinds, driver_kinds):
     binary = SimpleNamespace(name="kernel", arguments=kinds, threads=64, shared=0, overlaps=False)
     plan = Plan((), (), (Step(None, None, 2, arguments),), False, False)
     monkeypatch.setattr(launching, "get_kernel", lambda key, device: SimpleNamespace(binary=binary, handle="handle"))
-    monkeypatch.setattr(cupy.cuda.runtime, "setDevice", lambda device: None)
-    return launching.Program(0, plan, ["x", "y"], np.float32), driver
+    return launching.Launches(0, plan, plan.names(["x", "y"]), np.float32), driver
 
 
 def numbers(**given):
@@ -98,13 +97,13 @@ def test_each_launch_has_its_own_addresses_numbers_and_stream(monkeypatch):
     run, driver = launches(monkeypatch, arguments, kinds, [*ARRAY, *ARRAY, I32, F32, I32])
     calls = [(1000, 7, 0.5, 1), (2000, 7, 0.5, 2), (2000, -8, 0.25, 2), (1000, 7, 0.5, None)]
     for address, keys, scale, stream in calls:
-        run([99, address, 0], numbers(keys=keys, scale=scale, lo=1, hi=1, scale_log2=9), stream)
+        run.launch([99, address, 0], numbers(keys=keys, scale=scale, lo=1, hi=1, scale_log2=9), stream)
     assert driver.found == [
         (stream, "handle", 0, 0, 3, 4, 16 + address, 3, 4, 0, 0, 3, 4, address, 3, 4, keys, scale, 5)
         for address, keys, scale, stream in calls
     ]
     with pytest.raises(launching.struct.error):
-        run([99, 1000, 0], numbers(keys=2**31), None)
+        run.launch([99, 1000, 0], numbers(keys=2**31), None)
 
 
 def test_every_number_arrives(monkeypatch):
@@ -113,14 +112,14 @@ def test_every_number_arrives(monkeypatch):
     run, driver = launches(monkeypatch, NUMBERS, [(kind,) for kind in kinds], [types[kind] for kind in kinds])
     integers = -1, -(2**31), 2**31 - 1, 4, 5, 6, 7, 8, 2**32 - 1, 10, 2**64 - 1, 12, 13, -14, 15, 16, -17
     given = [*integers, *0.5 ** np.arange(len(kinds) - len(integers))]
-    run([0, 0, 0], given, None)
+    run.launch([0, 0, 0], given, None)
     assert driver.found == [(None, "handle", *given)]
 
 
 def test_an_interrupted_launch_leaves_the_next_one_right(monkeypatch):
     """KeyboardInterrupt may come between any two steps of a call."""
     run, driver = launches(monkeypatch, (At("x", View(0, 4, (3,), (4,))),) * 2, [("array", 1, 4)] * 2, [*ARRAY, *ARRAY])
-    run([16, 0, 0], numbers(), 1)
+    run.launch([16, 0, 0], numbers(), 1)
 
     class Interrupted:
         @property
@@ -134,10 +133,39 @@ def test_an_interrupted_launch_leaves_the_next_one_right(monkeypatch):
     configs = run.configs
     run.configs = [*configs, Interrupted()]
     with pytest.raises(KeyboardInterrupt):
-        run([16, 0, 0], numbers(), 2)
+        run.launch([16, 0, 0], numbers(), 2)
     run.configs = configs
-    run([16, 0, 0], numbers(), 1)
+    run.launch([16, 0, 0], numbers(), 1)
     assert [stream for stream, *_ in driver.found] == [1, 1]
+
+
+def test_numbers_are_written_again_after_an_interrupt(monkeypatch):
+    run, driver = launches(monkeypatch, ("keys",), [("int32",)], [I32])
+    few, many, write = numbers(keys=1), numbers(keys=2), run.write_numbers
+
+    def interrupted(*given):
+        write(*given)
+        raise KeyboardInterrupt
+
+    run.launch([0, 0, 0], few, None)
+    run.write_numbers = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        run.launch([0, 0, 0], many, None)
+    run.write_numbers = write
+    run.launch([0, 0, 0], few, None)
+    assert driver.found == [(None, "handle", 1)] * 2
+
+
+def test_each_thread_has_its_own_memory(monkeypatch):
+    devices, others = [], []
+    monkeypatch.setattr(launching, "driver", Driver)
+    monkeypatch.setattr(cupy.cuda.runtime, "setDevice", devices.append)
+    program = launching.Program(3, Plan((), (), (), False, False), ["x"], np.float32)
+    thread = threading.Thread(target=lambda: others.append(program.launch.__self__))
+    thread.start()
+    thread.join()
+    assert others[0].memory is not program.launch.__self__.memory
+    assert devices == [3, 3]
 
 
 def test_tensor_maps_are_made_again_after_an_interrupt(monkeypatch):
@@ -186,6 +214,17 @@ def test_numbers_that_do_not_fit(number):
     out, matrix = cupy.zeros(8), cupy.zeros((3, 2), "f")
     with pytest.raises(launching.struct.error):
         launch("numbers", 1, out, 0, matrix, number, 0, 0, 0, 0.0, 0.0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(3, 5), (2, 0)])
+def test_a_pair_shares_memory(shape):
+    x, y = current_gpu().pair(shape, np.dtype("f"))
+    assert x.data.mem is y.data.mem
+    assert y.data.ptr % 16 == 0
+    x[...], y[...] = 1, 2
+    assert (x == 1).all()
+    assert (y == 2).all()
 
 
 @pytest.mark.gpu
@@ -380,6 +419,9 @@ def test_threads_have_launches_of_their_own():
 FAULTS = {
     "addresses[i] + pointer for i, pointer": "addresses[i] for i, pointer",
     "config.stream = stream": "pass",
+    "if numbers is not self.numbers:": "if self.numbers is None:",
+    "self.numbers = None  #": "pass  #",
+    "class Program(threading.local)": "class Program",
     "offset += -offset % size": "pass",
     "if kind != expected": "if False",
     "(0, 0, math.prod(view.shape), itemsize)": "(0, 0, itemsize, math.prod(view.shape))",

@@ -85,6 +85,9 @@ class GPU:
         """Memory that shows if it is read before it is written."""
         return np.full(shape, np.nan if np.dtype(dtype).kind not in "iu" else 0xAA, dtype)
 
+    def pair(self, shape, dtype):
+        return self.empty(shape, dtype), self.empty(shape, dtype)
+
     @staticmethod
     def addresses(arrays):
         found = [x.ctypes.data for x in arrays.values()]
@@ -114,7 +117,7 @@ class Program:
     def __init__(self, plan, names, execute):
         self.plan, self.names, self.execute = plan, plan.names(names), execute
 
-    def __call__(self, addresses, numbers, stream):
+    def launch(self, addresses, numbers, stream):
         addresses, numbers = (dict(zip(*x, strict=True)) for x in ((self.names, addresses), (NUMBERS, numbers)))
         for step in self.plan.steps:
             run(step, addresses, numbers, self.execute)

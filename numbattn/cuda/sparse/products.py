@@ -120,4 +120,4 @@ class SparseCall:
             program = loaded(self.gpu, kernel.function, padded(grid), kernel.threads, kernel.shared_bytes, arguments)
             self.gpu.keep(key, program)
         addresses, _ = self.gpu.addresses(dict(enumerate(arrays)))
-        program([*addresses, *counters, self.gpu.scrap], NO_NUMBERS, self.stream.ptr)
+        program.launch([*addresses, *counters, self.gpu.scrap], NO_NUMBERS, self.stream.ptr)

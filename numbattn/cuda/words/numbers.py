@@ -73,8 +73,14 @@ SIDES, ORIGIN, NO_DROPOUT, NO_KIND = MaskNumbers._fields[:4], OriginNumbers._fie
 def numbers_of(mask, dropout, origin, scale, kind=NO_KIND):
     """The values of a call, in the order of NUMBERS; mask: its MaskNumbers."""
     if dropout is None:
-        return *mask, *NO_DROPOUT, *origin, *factors(scale), *kind
+        return without_dropout(mask, origin, scale, kind)
     return *mask, *dropout._numbers, *origin, *factors(scale, dropout.scale, 2), *kind
+
+
+@lru_cache(maxsize=1024)
+def without_dropout(mask, origin, scale, kind):
+    """The same object in calls that are alike, so that it is written once: see `launch.Launches`."""
+    return *mask, *NO_DROPOUT, *origin, *factors(scale), *kind
 
 
 @lru_cache(maxsize=1024)

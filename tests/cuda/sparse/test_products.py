@@ -1,6 +1,7 @@
 """The kernels of products with block-sparse matrices, by device: warpgroups, tensor cores, CUDA cores."""
 
 import sys
+from types import SimpleNamespace
 
 import ml_dtypes  # noqa: F401, the name of a dtype
 import numpy as np
@@ -84,7 +85,7 @@ def test_registers(monkeypatch, device, dtype, size):
         (step,) = kernel.plan_of(gpu.device, function, grid, threads, shared_bytes, arguments).steps
         found.append(assemble(compile_ptx(step.key.given, step.key.cc, step.key.name), step.key.cc)[1])
         assert shared_bytes <= device.shared
-        return lambda *_: None
+        return SimpleNamespace(launch=lambda *_: None)
 
     monkeypatch.setattr(products, "loaded", assembled)
     gpu, pattern = GPU(device), sparse.Pattern(na.BlockSparse(np.ones((2, 2), bool), (size, size)))
