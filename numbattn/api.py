@@ -176,9 +176,10 @@ def attention_backward(
     deterministic : bool, optional
         Ask for gradients that are equal bit for bit from call to call. They already are, except, on GPUs, dq in float16
         and bfloat16 from compute capability 8.0 on (9.0: with head_dims up to 128, and there those of slopes and of
-        tables) and the gradients of a Score's arrays, which blocks add up in the order in which they happen to run.
-        There the deterministic path is slower, for dq on 9.0 with masks that are bands by a few per cent, and takes 88
-        bytes of memory for each element of a Score's arrays.
+        tables) and the gradients of a Score's arrays, which blocks add up in the order in which they happen to run, and
+        except for those that cuBLAS multiplies (see the README's limits) if several streams use it. The deterministic
+        path is slower there, for dq on 9.0 with masks that are bands by a few per cent, and takes 88 bytes of memory
+        for each element of a Score's arrays.
 
     Returns
     -------

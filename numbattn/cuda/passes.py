@@ -174,16 +174,18 @@ class Passes:
             self.compute(gpu, pass_, part, inputs, *own, *how, tparts)
         return results | {name: results[name][0] for name in SAVED if name in results and is_batch}
 
-    def compute(self, gpu, pass_, problem, inputs, given, results, *how, **options):
-        """Compute the results of a pass, arrays by name, from given ones; the rest: as for `launch`."""
+    def compute(self, gpu, pass_, problem, inputs, given, results, deterministic=True, *how, **options):
+        """Compute the results of a pass, arrays by name, from given ones; the rest: as for `launch`. The bits of cuBLAS
+        may change where several streams use it."""
         arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v, **given, **results}
-        if pass_ is BACKWARD and by_cublas.takes(problem, inputs, backward=True) and self.may_multiply(pass_):
+        by_kernels = deterministic or pass_ is not BACKWARD
+        if not by_kernels and by_cublas.takes(problem, inputs, backward=True) and self.may_multiply(pass_):
             gpu.addresses(arrays)
             with self.scratch():
                 by_cublas.backward(problem, inputs, given, results, gpu.empty)
             return
         strides = *given, *[x.strides for x in given.values()]
-        if not self.launch(gpu, pass_, problem, inputs, arrays, strides, *how, **options):
+        if not self.launch(gpu, pass_, problem, inputs, arrays, strides, deterministic, *how, **options):
             fill(results)
 
     def launch(self, gpu, pass_, problem, inputs, arrays, strides, deterministic=True, whole=False, tparts=(),
