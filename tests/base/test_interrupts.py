@@ -187,7 +187,7 @@ def calls():
     return o, *backprop(do)[:3], y, *back(do)[:3], na.attention(q[None], cache), ring.join(parts), weights
 
 
-@pytest.mark.parametrize("times", [10, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [5, pytest.param(2000, marks=pytest.mark.slow)])
 def test_a_handler_may_raise_anywhere(times):
     """The next calls are as ever."""
     want, path, rng = calls(), str(Path(na.__file__).parent), np.random.default_rng(times)

@@ -176,7 +176,7 @@ def test_parts_make_the_whole(rng, score, dropout):
     assert_parts_make_the_whole(rng, np.float64, 1e-13, score, dropout)
 
 
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("dtype", [np.float16, pytest.param(ml_dtypes.bfloat16, marks=pytest.mark.slow)])
 def test_results_of_the_dtype_of_sums(rng, dtype):
     """What is rounded is the whole that parts are compared with."""
     assert_parts_make_the_whole(rng, dtype, 8 * float(ml_dtypes.finfo(dtype).eps), "alibi", na.Dropout(0.3, 5, 2))

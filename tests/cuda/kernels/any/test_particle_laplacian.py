@@ -92,6 +92,7 @@ def test_arrays_of_any_strides(rng, world):
         np.testing.assert_allclose(got, exact, rtol=0, atol=2e-14 * abs(exact).max())
 
 
+@mostly_simulated
 def test_large_head_dims_and_other_orders_beside_a_mask(rng):
     """By products of whole matrices."""
     for (m, d), options in {(9, 300): {}, (11, 8): {"causal": True}}.items():
