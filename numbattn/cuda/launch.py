@@ -41,13 +41,6 @@ class GPU:
     empty = cupy.ndarray  # what cupy.empty calls
     zeros = staticmethod(cupy.zeros)
 
-    @staticmethod
-    def pair(shape, dtype):
-        """Two new arrays that share memory: a CUDA graph goes on to write both where one is kept."""
-        nbytes = -(-math.prod(shape) * dtype.itemsize // VECTOR_BYTES) * VECTOR_BYTES
-        memory = cupy.cuda.alloc(2 * nbytes)
-        return cupy.ndarray(shape, dtype, memory), cupy.ndarray(shape, dtype, memory + nbytes)
-
     def __init__(self, index):
         about = cupy.cuda.runtime.getDeviceProperties(index)
         cc = about["major"], about["minor"]
@@ -79,6 +72,13 @@ class GPU:
             while len(self.programs) >= PROGRAMS:
                 del self.programs[next(iter(self.programs))]
             self.programs[key] = program
+
+    @staticmethod
+    def pair(shape, dtype):
+        """Two new arrays that share memory: a CUDA graph goes on to write both where one is kept."""
+        nbytes = -(-math.prod(shape) * dtype.itemsize // VECTOR_BYTES) * VECTOR_BYTES
+        memory = cupy.cuda.alloc(2 * nbytes)
+        return cupy.ndarray(shape, dtype, memory), cupy.ndarray(shape, dtype, memory + nbytes)
 
     @staticmethod
     def temporaries(plan):

@@ -24,22 +24,13 @@ def has_cublas() -> bool:
 
 def product(out: Any, a: Any, b: Any, add: bool = False, factor: float = 1.0) -> None:
     """out = factor a b, or out += factor a b, of matrices of one dtype, or of stacks of them with one axis in front;
-    rows of `out` are contiguous. NumPy multiplies NumPy arrays."""
+    rows of `out` are contiguous. cuBLAS has columns where these have rows: it computes the transpose."""
     if not out.size:
         return
-    if isinstance(out, np.ndarray):
-        dtype = dtype_of_sums(out.dtype)
-        found = out.dtype.type(factor) * (a.astype(dtype, copy=False) @ b.astype(dtype, copy=False))
-        out[...] = out + found if add else found
-    elif not a.shape[-1]:
+    if not a.shape[-1]:
         if not add:
             out.fill(0)
-    else:
-        multiply(out, a, b, add, factor)
-
-
-def multiply(out: Any, a: Any, b: Any, add: bool = False, factor: float = 1.0) -> None:
-    """cuBLAS has columns where these have rows: it computes the transpose."""
+        return
     from cupy.cuda import cublas, device
 
     (a, ld_a, is_a_turned), (b, ld_b, is_b_turned) = operand(a), operand(b)

@@ -1,4 +1,4 @@
-"""Attention by matrix products: NumPy's here, with kernels simulated, or compiled and interpreted; cuBLAS' on a GPU."""
+"""Attention by matrix products of an emulated cuBLAS, kernels simulated or interpreted; and of cuBLAS, on a GPU."""
 
 import numpy as np
 import pytest
@@ -7,6 +7,7 @@ import numbattn as na
 from numbattn.base.checks import DTYPES
 from numbattn.call.problem import describe
 from numbattn.cuda import by_cublas as module
+from tests.tools.cublas import emulated
 from tests.tools.device import HOPPER, on
 from tests.tools.launch import launch, mostly_simulated
 
@@ -41,6 +42,7 @@ def small(monkeypatch):
 
 @pytest.fixture
 def in_world(world, monkeypatch):
+    emulated(monkeypatch)
     monkeypatch.setattr(module, "launch", launch)
     with on(HOPPER, small=True):
         yield

@@ -10,6 +10,7 @@ from numbattn import points
 from numbattn.base.checks import DTYPES
 from numbattn.cuda import losses as module
 from numbattn.points import blocks, scores
+from tests.tools.cublas import emulated
 from tests.tools.launch import launch, mostly_simulated
 
 FLOAT16, BFLOAT16, FLOAT32, FLOAT64 = DTYPES
@@ -98,6 +99,7 @@ def test_gradients(rng, rows, cols, dtype, sigmoid):
 @pytest.mark.parametrize("kernel", [points.Linear(0.5), points.Cosine(4.0)], ids=repr)
 def test_calls(rng, monkeypatch, dtype, kernel):
     """Of some blocks; gradients are off by a rounding of those of T."""
+    emulated(monkeypatch)
     x, y, w = (rng.standard_normal(shape).astype(dtype) for shape in ((19, 24), (150, 24), (150,)))
     targets, df = rng.integers(-1, 150, 19), rng.standard_normal(19)
     wide = [z.astype(np.float64) for z in (x, y, w)]
