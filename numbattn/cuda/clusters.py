@@ -1,5 +1,9 @@
-"""Sums over the points of each label on a GPU, as k-means takes them: of points sorted by label, a part of a cluster in
-each block, and then of the parts of each cluster in their order. What is read of a point is read once."""
+"""Means of the points of each label on a GPU, as k-means takes them: of points sorted by label, sums over a part of a
+cluster in each block, and then of the parts of each cluster in their order. What is read of a point is read once.
+
+Cluster c has positions starts[c] to starts[c + 1] of the order. Its parts are numbered from starts[c] // most + c on:
+clusters share no number, and few are left over, so that nothing waits for counts.
+"""
 
 import math
 from typing import Any
@@ -11,6 +15,7 @@ from .kernels.shared.block_rows import reduce_rows_step
 from .kernels.shared.layouts import sum_type, vector
 from .kernels.shared.schedule import split
 from .tile import (
+    WARP,
     Alignment,
     SharedMemory,
     aligned,
@@ -37,42 +42,41 @@ PART, PARTS = 64, 4096  # points of a part, at least; parts, besides one for eac
 
 
 def clusters(problem: Any, inputs: Any, labels: Any, weights: Any) -> tuple[Any, Any, Any]:
-    """As `numbattn.cpu.points.clusters`, in the dtype of sums; without weights, counts are integers."""
+    """As `numbattn.cpu.points.clusters`."""
     m, k, d, problems = problem.seqlen_q, problem.seqlen_k, problem.head_dim, math.prod(problem.batch)
     last, total, batch = problems * k, problems * m, problem.batch
     x, y = inputs.q.reshape(total, d), inputs.k.reshape(last, d)
     if not d:   # kernels read some memory in any case
         x, y = (np.zeros_like(z, shape=(len(z), 1)) for z in (x, y))
-    own = labels.reshape(problems, m)
-    in_all = own if problems == 1 else own + np.arange(0, last, k, own.dtype, like=own)[:, None]
-    own = np.where(own < 0, own.dtype.type(last), in_all).ravel()
-    order = np.argsort(own, kind="stable").astype(np.int32)
-    starts = np.searchsorted(own[order], np.arange(last + 1, dtype=own.dtype, like=own)).astype(np.int32)
-    counts, most = starts[1:] - starts[:-1], max(PART, -(-total // PARTS))
-    before = np.zeros_like(starts)      # parts of clusters before each one
-    before[1:] = np.cumsum((counts + np.int32(most - 1)) // np.int32(most))
-    numbers = np.arange(total // most + last, dtype=np.int32, like=own)
-    of_part = np.searchsorted(before[1:], numbers, side="right").astype(np.int32)   # last: none
-    sums, squares, mass = sums_of(x, y, order, weights, starts, before, of_part, most)
+    if problems > 1:    # of all problems
+        firsts = np.arange(0, last, k, labels.dtype, like=labels).reshape(*batch, 1)
+        labels = np.where(labels < 0, labels, labels + firsts)
+    means, counts, squares = means_of(x, y, labels.ravel(), weights)
     inertia = squares.reshape(*batch, k * squares.shape[1]).sum(axis=-1)
-    counts = counts if weights is None else mass
-    return sums[:, :d].reshape(*batch, k, d), counts.reshape(*batch, k), inertia
+    return means[:, :d].reshape(*batch, k, d), counts.reshape(*batch, k), inertia
 
 
-def sums_of(x: Any, y: Any, order: Any, weights: Any, starts: Any, before: Any, of_part: Any, most: int) -> Any:
-    """sum w (x - y), sum w |x - y|^2 in one or several columns, and sum w over the points x of each cluster, whose
-    centre is y."""
-    (clusters, d), dtype, of_d = y.shape, np.dtype(sum_type(x.dtype)), chunks_of(x.dtype, y.shape[1])
-    width = -(-(d + of_d + 1) // 4) * 4     # of aligned rows
-    parts, sums = (np.empty_like(x, dtype, shape=(rows, width)) for rows in (len(of_part), clusters))
-    given, of_width = () if weights is None else (weights.ravel(),), chunks_of(dtype, width)
-    if clusters:
-        kernel, nbytes = parts_kernel(x.dtype, lanes_of(x.dtype, d), bool(given), alignment_of(x))
-        launch(kernel, (len(parts) * of_d, 1, 1), THREADS, nbytes, parts, x, y, order, given, starts, before, of_part,
-               np.int32(most), np.int32(of_d))  # fmt: skip
-        kernel, nbytes = merge_kernel(dtype, lanes_of(dtype, width))
-        launch(kernel, (clusters * of_width, 1, 1), THREADS, nbytes, sums, parts, before, np.int32(of_width))
-    return sums[:, :d], sums[:, d : d + of_d], sums[:, d + of_d]
+def means_of(x: Any, y: Any, labels: Any, weights: Any) -> Any:
+    """Means of the points x of each label, or y; their counts or sums of weights; sum w |x - y|^2 in one or several
+    columns."""
+    (last, d), total, dtype, of_d = y.shape, len(x), np.dtype(sum_type(x.dtype)), chunks_of(x.dtype, y.shape[1])
+    order, most = np.argsort(labels, kind="stable"), max(PART, -(-total // PARTS))  # labels of -1 come first
+    starts, parts, means, squares, mass = (
+        np.empty_like(x, of, shape=shape)
+        for shape, of in (
+            ((last + 1,), np.int64), ((total // most + last, -(-(d + of_d + 1) // 4) * 4), dtype), ((last, d), y.dtype),
+            ((last, of_d), dtype), ((last,), dtype),
+        )
+    )  # fmt: skip
+    if last:
+        lanes, given, sizes = lanes_of(x.dtype, d), () if weights is None else (weights.ravel(),), (most, of_d)
+        steps = np.int32(1 << total.bit_length() >> 1)
+        launch(starts_kernel(), -(-len(starts) // THREADS), THREADS, 0, starts, labels, order, steps)
+        kernel, nbytes = parts_kernel(x.dtype, lanes, bool(given), alignment_of(x))
+        launch(kernel, len(parts) * of_d, THREADS, nbytes, parts, x, y, order, given, starts, *map(np.int32, sizes))
+        kernel, nbytes = means_kernel(y.dtype, lanes)
+        launch(kernel, last * of_d, THREADS, nbytes, means, mass, squares, y, parts, starts, *map(np.int32, sizes))
+    return means, starts[1:] - starts[:-1] if weights is None else mass, squares
 
 
 def lanes_of(dtype: Any, features: int) -> int:
@@ -85,30 +89,65 @@ def chunks_of(dtype: Any, features: int) -> int:
     return max(-(-features // (lanes_of(dtype, features) * vector(dtype))), 1)
 
 
-def tile_of(dtype, lanes):
-    return simt(THREADS // lanes, lanes * vector(dtype), THREADS, lanes, vector(dtype))
+def tile_of(lanes, of_lane):
+    return simt(THREADS // lanes, lanes * of_lane, THREADS, lanes, of_lane)
+
+
+@kernel_factory
+def starts_kernel():
+    """The kernel that counts the labels below each cluster, with or without points."""
+    LINES, ZERO = tile_of(1, 1).row_vector(), np.int32(0)
+
+    def starts_of_clusters(mStarts, mLabels, mOrder, step):
+        (total,), r0 = shape(mLabels), block_index() * THREADS
+        clusters, below = row_index(LINES, r0), full(LINES, ZERO)
+        while step > 0:                                         # a binary search in the sorted labels
+            beyond = below + step
+            labels = gather(mLabels, LINES, convert(gather(mOrder, LINES, beyond - 1), np.int32))
+            below = where((labels < clusters) & (beyond <= total), beyond, below)
+            step = step // 2
+        save(mStarts, convert(below, np.int64), r0)
+
+    return starts_of_clusters
+
+
+@device
+def first_part(mStarts, cluster, most):
+    return index(mStarts[cluster]) // most + cluster
 
 
 @kernel_factory
 def parts_kernel(dtype, lanes, has_weights, nbytes):
     """The kernel for points of this dtype, of which a block sums up some features of a part, and its shared memory. A
     row of the parts has sums of all features, squares of each tile of them, and the sum of weights."""
-    ACC, TILE, shared, ROWS_OF = sum_type(dtype), tile_of(dtype, lanes), SharedMemory(), Alignment(nbytes)
+    ACC, TILE, shared, ROWS_OF = sum_type(dtype), tile_of(lanes, vector(dtype)), SharedMemory(), Alignment(nbytes)
     (ROWS, COLS), LINES, COLUMN, HAS_WEIGHTS = TILE.shape, TILE.row_vector(), TILE.col_vector(), has_weights
     OF_LANES, ZERO, ONE = TILE.row_parts(), ACC(0), ACC(1)
     sum_of_rows, sum_of_lines = (reduce_rows_step(shared, layout, ACC, THREADS, row_sum) for layout in (TILE, LINES))
 
     @device
+    def cluster_of(mStarts, part, most):
+        cluster, end = index(0), shape(mStarts)[0] - 1
+        while end - cluster > 1:                                # a binary search
+            middle = (cluster + end) // 2
+            if first_part(mStarts, middle, most) <= part:
+                cluster = middle
+            else:
+                end = middle
+        return cluster
+
+    @device
     def rows_of(order, at, end):
         places = row_index(LINES, at)
-        return where(places < end, gather(order, LINES, places), -1)
+        return where(places < end, convert(gather(order, LINES, places), np.int32), -1)
 
-    def sums_of_parts(mParts, mX, mY, mOrder, weights, mStarts, mBefore, mClusters, most, chunks):
-        (clusters, features), (part, chunk) = shape(mY), split(block_index(), chunks)
-        cluster, n0 = index(mClusters[part]), chunk * COLS
-        if cluster < clusters:
-            at = index(mStarts[cluster]) + (part - index(mBefore[cluster])) * most
-            end = minimum(at + most, index(mStarts[cluster + 1]))
+    def sums_of_parts(mParts, mX, mY, mOrder, weights, mStarts, most, chunks):
+        (_, features), (part, chunk) = shape(mY), split(block_index(), chunks)
+        cluster, n0 = cluster_of(mStarts, part, most), chunk * COLS
+        before, stop = part - first_part(mStarts, cluster, most), index(mStarts[cluster + 1])
+        at = index(mStarts[cluster]) + before * most
+        if before >= 0 and at < stop:                           # else none of a cluster's parts has the number
+            end = minimum(at + most, stop)
             Y, total = convert(load(mY[cluster], COLUMN, n0), ACC), full(TILE, ZERO)
             squares, mass = full(OF_LANES, ZERO), full(LINES, ZERO)
             rows = rows_of(mOrder, at, end)
@@ -130,19 +169,32 @@ def parts_kernel(dtype, lanes, has_weights, nbytes):
 
 
 @kernel_factory
-def merge_kernel(dtype, lanes):
-    """The kernel that adds up the parts of each cluster, and its shared memory."""
-    ACC, TILE, shared, ROWS_OF = dtype.type, tile_of(dtype, lanes), SharedMemory(), Alignment(VECTOR_BYTES)
-    ROWS, COLS = TILE.shape
-    sum_of_rows, ZERO = reduce_rows_step(shared, TILE, ACC, THREADS, row_sum), ACC(0)
+def means_kernel(dtype, lanes):
+    """The kernel that adds up the parts of each cluster, some features in a block, and its shared memory."""
+    OUT, ACC, shared, ROWS_OF = dtype.type, sum_type(dtype), SharedMemory(), Alignment(VECTOR_BYTES)
+    OF_LANE = vector(np.dtype(ACC))
+    TILE = tile_of(lanes * vector(dtype) // OF_LANE, OF_LANE)
+    (ROWS, COLS), LINES, ZERO, ONE = TILE.shape, TILE.row_vector(), ACC(0), ACC(1)
+    COLUMN = simt(COLS, ROWS, THREADS, min(ROWS, WARP), 1).row_vector()
+    sum_of_rows, sum_of_lines = (reduce_rows_step(shared, layout, ACC, THREADS, row_sum) for layout in (TILE, LINES))
 
-    def sums_of_clusters(mSums, mParts, mBefore, chunks):
-        cluster, chunk = split(block_index(), chunks)
-        at, end, n0 = index(mBefore[cluster]), index(mBefore[cluster + 1]), chunk * COLS
-        total = full(TILE, ZERO)
+    def means_of_clusters(mMeans, mMass, mSquares, mY, mParts, mStarts, most, chunks):
+        (_, features), (cluster, chunk) = shape(mY), split(block_index(), chunks)
+        n0, count = chunk * COLS, index(mStarts[cluster + 1]) - index(mStarts[cluster])
+        at = first_part(mStarts, cluster, most)
+        end = at + (count + most - 1) // most
+        total, squares, mass = full(TILE, ZERO), full(LINES, ZERO), full(LINES, ZERO)
         while at < end:
-            total = total + load(aligned(mParts[:end, n0:], ROWS_OF), TILE, at)
+            parts = mParts[:end]
+            total = total + load(aligned(parts[:, n0:], ROWS_OF), TILE, at)
+            squares = squares + load(parts[:, features + chunk], LINES, at)
+            mass = mass + load(parts[:, features + chunks], LINES, at)
             at = at + ROWS
-        save(mSums[cluster], sum_of_rows(total), n0)
+        moves, weight = sum_of_rows(total), sum_of_rows(full(TILE, ZERO) + mass)
+        means = convert(load(mY[cluster], COLUMN, n0), ACC) + moves / where(weight > ZERO, weight, ONE)
+        save(mMeans[cluster], convert(means, OUT), n0)
+        save(mSquares[cluster], sum_of_lines(squares), chunk)
+        if chunk == 0:
+            save(mMass[cluster:], sum_of_lines(mass), 0)
 
-    return sums_of_clusters, shared.nbytes
+    return means_of_clusters, shared.nbytes

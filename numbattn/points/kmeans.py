@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Generic, NamedTuple
 
-import numpy as np
-
 from ..base.backends import run_points
 from ..base.checks import A
 from ..base.values import rounded
@@ -93,7 +91,4 @@ def kmeans_step(x: A, centres: A, *, weights: A | None = None) -> KMeansStep[A]:
         w = pairs.broadcast(rounded(weights, pairs.dtype), axes=1)
     X, Y = map(pairs.broadcast, (x, centres))
     problem, inputs = describe(X, Y, Y[..., :0])
-    moves, counts, inertia = run_points(problem, "clusters", inputs, labels, w)
-    new = Y.astype(pairs.dtype) + moves / np.where(counts > 0, counts, 1)[..., None]
-    counts = counts.astype(np.int64 if w is None else pairs.dtype)
-    return KMeansStep(labels, rounded(new, centres.dtype), counts, inertia.astype(pairs.dtype)[...])
+    return KMeansStep(labels, *run_points(problem, "clusters", inputs, labels, w))

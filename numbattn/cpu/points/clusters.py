@@ -1,9 +1,10 @@
-"""Sums over the points of each label, in float64: of so many points at a time, whatever the number of threads."""
+"""Means of the points of each label, in float64: of so many points at a time, whatever the number of threads."""
 
 import math
 
 import numpy as np
 
+from ...base.values import rounded
 from ..compile import Kernel
 from ..launch import launch
 from ..record import Record
@@ -14,9 +15,9 @@ COST = 4  # of an element, in multiplications
 
 
 def clusters(problem, inputs, labels, weights):
-    """sum w (x - y), (..., k, d), and sum w, (..., k), over the points x of each label, the number of a y, in float64;
-    and sum w |x - y|^2 over all points, (...). weights: (..., m), or None for 1. Points with a label of -1 do not
-    count."""
+    """The means of the points x of each label, the number of a y, (..., k, d), or that y; their counts, or sums of
+    weights, (..., k); sum w |x - y|^2 over all points, (...), in the dtype of sums. weights: (..., m), in that dtype,
+    or None for 1. Points with a label of -1 do not count."""
     m, k, d, problems = problem.seqlen_q, problem.seqlen_k, problem.head_dim, math.prod(problem.batch)
     x, y = (np.ascontiguousarray(z.reshape(problems, *z.shape[-2:]), problem.sum_dtype) for z in (inputs.q, inputs.k))
     w = np.ones((problems, 1)) if weights is None else np.ascontiguousarray(weights.reshape(problems, m), np.float64)
@@ -25,7 +26,10 @@ def clusters(problem, inputs, labels, weights):
     given = Record(x, y, np.ascontiguousarray(labels.reshape(problems, m)), w, sums)
     launch(clusters_kernel.given(Record(None), given), problems * parts, x.size * COST, 0)
     sums = sums.sum(axis=1).reshape(*problem.batch, k + 1, d + 1)
-    return sums[..., :k, :d], sums[..., :k, d], sums[..., k, :d].sum(axis=-1)
+    mass, inertia = sums[..., :k, d], sums[..., k, :d].sum(axis=-1)
+    means = inputs.k + sums[..., :k, :d] / np.where(mass > 0, mass, 1)[..., None]
+    counts = mass.astype(np.int64 if weights is None else problem.sum_dtype)
+    return rounded(means, problem.dtype), counts, inertia.astype(problem.sum_dtype)[...]
 
 
 @Kernel
