@@ -1,12 +1,16 @@
-"""What the GPU benchmarks run: numbattn, standard attention in CuPy and torch's kernels, all on one stream."""
+"""What the GPU benchmarks run: numbattn, standard attention in CuPy and torch's kernels, all on one stream; and
+FlashAttention-3 in JAX, on JAX's."""
 
 import importlib.util
 import math
+import os
 import shutil
 import subprocess
 import sys
+import time
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 import numpy as np
 from common import standard_vjp
@@ -33,8 +37,10 @@ TORCH = {  # backends of scaled_dot_product_attention, and the dtypes they are r
     "math": ("MATH", ("float64",)),
 }
 FA4 = "fa4"  # flash_attn.cute, if it is installed
-PEERS = ["numbattn", *TORCH, FA4, "cupy"]
-PACKAGES = ["numbattn", "numpy", "numba", "numba-cuda", "cupy-cuda12x", "cupy-cuda13x", "torch", "flash-attn-4"]
+FA3 = "fa3"  # flash_attn3_jax, likewise
+PEERS = ["numbattn", *TORCH, FA4, FA3, "cupy"]
+PACKAGES = ["numbattn", "numpy", "numba", "numba-cuda", "cupy-cuda12x", "cupy-cuda13x", "torch", "flash-attn-4",
+            "flash-attn3-jax"]  # fmt: skip
 
 
 def require_gpu():
@@ -55,6 +61,7 @@ def available(dtype, peers=PEERS):
     takes = {name: have_torch and dtype in dtypes for name, (_, dtypes) in TORCH.items()}
     takes["cupy"] = dtype != "bfloat16"  # which a formula with Python's floats turns into float64
     takes[FA4] = have_torch and dtype in HALF and has_fa4()
+    takes[FA3] = dtype in HALF and importlib.util.find_spec("flash_attn3_jax") is not None
     return [name for name in peers if takes.get(name, True)]
 
 
@@ -105,8 +112,28 @@ def tensor_of(x):
     return torch.from_dlpack(x)
 
 
+class OfJax(NamedTuple):
+    """An array of JAX, (batch, seqlen, heads, head_dim)."""
+
+    array: Any
+
+
+def import_jax():
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    import jax
+
+    return jax
+
+
+def of_jax(x):
+    """The array of JAX for a CuPy array (batch, heads, seqlen, head_dim), by way of the host: see `array_of`."""
+    return import_jax().numpy.asarray(cupy.ascontiguousarray(x.swapaxes(1, 2)).get())
+
+
 def array_of(x):
     """The CuPy or NumPy array in the memory of a torch tensor; other arrays as they are."""
+    if isinstance(x, OfJax):  # JAX 0.11 crashes where CuPy's stream is to wait for an array
+        return cupy.asarray(np.asarray(x.array)).swapaxes(1, 2)
     if torch is None or not isinstance(x, torch.Tensor):
         return x
     xp = cupy if x.is_cuda else np
@@ -131,7 +158,7 @@ def make_forward(name, arrays, *, causal=False, window=None, mask=None, score=No
     Masks, scores other than Softcap, and `deterministic` are for numbattn alone. A bias is (1, heads, seqlen, seqlen),
     the same for the whole batch; backward returns its gradient last, if that is wanted.
     """
-    if window is not None and name not in ("numbattn", FA4, "flash"):
+    if window is not None and name not in ("numbattn", FA4, FA3, "flash"):
         raise ValueError(f"{name} has no windows")
     if name == "numbattn":
         if bias is not None:
@@ -151,6 +178,10 @@ def make_forward(name, arrays, *, causal=False, window=None, mask=None, score=No
         *leaves, do = (tensor_of(x).transpose(1, 2).contiguous() for x in arrays)  # its layout: sequence before heads
         options = {"causal": causal} if window is None else {"window_size": (window, 0)}
         return partial(_fa4, *(x.requires_grad_() for x in leaves), do, **options, **softcap)
+    if name == FA3:
+        if dropout or bias is not None or score is not None:
+            raise ValueError("FlashAttention-3 has no dropout and no bias")
+        return _fa3(*map(of_jax, arrays), causal=causal, window=(-1, -1) if window is None else (window, 0))
     if window is not None:
         *leaves, do = (tensor_of(x).transpose(1, 2) for x in arrays)
         return partial(_flash_in_window, *(x.detach().requires_grad_() for x in leaves), do, window, dropout)
@@ -164,7 +195,7 @@ def make_forward(name, arrays, *, causal=False, window=None, mask=None, score=No
 
 def make_attention(name, arrays, causal=False):
     """A function that computes a peer's o on the arrays q, k, v and keeps nothing for gradients."""
-    if name in (FA4, "cupy"):
+    if name in (FA4, FA3, "cupy"):
         raise ValueError(f"{name} is timed with its gradients, or not at all")
     option = "is_causal" if name in TORCH else "causal"
     return partial(attention_of(name), *native(name, arrays), **{option: causal})
@@ -241,6 +272,20 @@ def _fa4(q, k, v, do, **options):
     return o.transpose(1, 2), backward
 
 
+def _fa3(q, k, v, do, causal, window):
+    from flash_attn3_jax.flash import _flash_mha_bwd, _flash_mha_fwd
+
+    jax = import_jax()
+    options = {"softmax_scale": q.shape[-1] ** -0.5, "is_causal": causal, "window_size": window}
+    forward, gradients = (jax.jit(partial(call, **options)) for call in (_flash_mha_fwd, _flash_mha_bwd))
+
+    def run():
+        o, lse = forward(q, k, v)
+        return OfJax(o), lambda: tuple(map(OfJax, gradients(do, q, k, v, o, lse)))
+
+    return run
+
+
 @lru_cache(maxsize=1)
 def causal_bias(seqlen, dtype):
     return cupy.where(cupy.tri(seqlen, dtype=bool), np.float32(0), np.float32(-np.inf)).astype(dtype)
@@ -258,11 +303,14 @@ def one_stream():
 
 
 def event_seconds(run, repetitions=1):
-    """Seconds of one run, by CUDA events around several."""
-    start, end = cupy.cuda.Event(), cupy.cuda.Event()
+    """Seconds of one run, by CUDA events around several; of JAX's, on a stream of its own, by the host's clock."""
+    start, end, began = cupy.cuda.Event(), cupy.cuda.Event(), time.perf_counter()
     start.record()
     for _ in range(repetitions):
-        run()
+        result = run()
+    if isinstance(result, tuple) and isinstance(result[0], OfJax):
+        result[0].array.block_until_ready()
+        return (time.perf_counter() - began) / repetitions
     end.record()
     end.synchronize()
     return 1e-3 * cupy.cuda.get_elapsed_time(start, end) / repetitions

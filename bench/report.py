@@ -76,6 +76,8 @@ class Section(NamedTuple):
 RUNS = {
     "speed": Run("gpu.py --dtype bfloat16 --head-dim 64 128 256 --seqlen 512 1024 2048 4096 8192 16384 --rounds 3 "
                  "--peers numbattn flash cudnn fa4"),
+    "fa3": Run("gpu.py --dtype bfloat16 --head-dim 64 128 256 --seqlen 1024 4096 16384 --rounds 3 "
+               "--peers numbattn cudnn fa3"),
     "accuracy": Run("gpu.py --accuracy --dtype float16 bfloat16 float32 --head-dim 128 --seqlen 512 1024 2048 4096 "
                     "--peers numbattn flash cudnn efficient fa4 cupy"),
     "deterministic": Run("gpu.py --deterministic --pass backward --dtype bfloat16 --head-dim 64 128 "
@@ -115,6 +117,7 @@ RUNS = {
 }  # fmt: skip
 SECTIONS = [
     Section("Half precision on a GPU", "speed", speed),
+    Section("FlashAttention 3", "fa3", speed),
     Section("Compared with what the GPU can do", "speed", rooflines),
     Section("Gradients equal bit for bit", "deterministic", deterministic),
     Section("Kernels for Ampere and later GPUs", "mma", mma),

@@ -21,7 +21,6 @@ Needs tabulate and tqdm.
 
 import argparse
 import math
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -34,7 +33,19 @@ from typing import NamedTuple
 import numpy as np
 from cases import Case, columns_of_case, grouped, make_case
 from common import interleaved, machine, save, show, show_machine
-from peers import DTYPE, HALF, array_of, cupy, event_seconds, gpu, one_stream, release, require_gpu, tensor_of
+from peers import (
+    DTYPE,
+    HALF,
+    array_of,
+    cupy,
+    event_seconds,
+    gpu,
+    import_jax,
+    one_stream,
+    release,
+    require_gpu,
+    tensor_of,
+)
 from peers import PACKAGES as INSTALLED
 from small import compile_all, error_of, in_processes, show_failed, timed
 from timing import progress
@@ -178,10 +189,9 @@ def jvp_flash(of, x, causal):
 
 
 def fa4_jax(of, x, causal):
-    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-    import jax
     from fa4_jax import flash_attn
 
+    jax = import_jax()
     primal, tangents = ([jax.numpy.asarray(array.get().swapaxes(1, 2)) for array in arrays]  # sequence before heads
                         for arrays in (x.primal, x.tangents))  # fmt: skip
     call = jax.jit(partial(jax.jvp, partial(flash_attn, causal=causal)))
