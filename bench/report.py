@@ -44,7 +44,7 @@ from pictures.kernels import clusters, kernels, kernels_cpu, transport
 from pictures.second import particles, second, second_cpu
 from pictures.small import readme_sentence, small
 from pictures.sparse_layers import sparse_layers
-from pictures.speed import accuracy, deterministic, floats, mma, readme_table, rooflines, speed
+from pictures.speed import accuracy, deterministic, fa3, floats, mma, readme_table, rooflines, speed
 from PIL import Image
 from tabulate import tabulate
 
@@ -117,7 +117,7 @@ RUNS = {
 }  # fmt: skip
 SECTIONS = [
     Section("Half precision on a GPU", "speed", speed),
-    Section("FlashAttention 3", "fa3", speed),
+    Section("FlashAttention 3", "fa3", fa3),
     Section("Compared with what the GPU can do", "speed", rooflines),
     Section("Gradients equal bit for bit", "deterministic", deterministic),
     Section("Kernels for Ampere and later GPUs", "mma", mma),

@@ -93,6 +93,11 @@ def mma(results):
                     f"{gpu['name']}{own}; other GPUs were not measured. {text}")  # fmt: skip
 
 
+def fa3(results):
+    """`speed`, of another run."""
+    return speed(results)
+
+
 def speed_rows(records, where=""):
     """TFLOP/s, numbattn / each peer."""
     peers = sorted_names(name for record in records for name in record["tflops"])

@@ -51,7 +51,7 @@ from .words.numbers import LOG2_E
 # 4.0 6.2, 15.4 14.5; 256 5.7 6.8, 19.8 16.4; 320 18.0 8.9, 104 22; 512 31 12.6, 201 30. Causal, float64, d 128 2.1 3.9,
 # 7.4 7.5. bfloat16, d 512, 32 heads, backward, seqlen 16384 269 119, causal 127 72; batch 8, seqlen 2048 35 20, 17 21
 WIDEST, WIDEST_OF_LONG, LONG, LONG_BAND = {4: 256, 8: 128}, {2: 256, 4: 192, 8: 64}, 1024, 4096
-BYTES = 1 << 27  # of a block of scores: a half takes 1.2 times as long in bfloat16, a quarter 2.3 times
+BYTES = 1 << 27  # of a block of scores, if q has no more: a half takes 1.2 times as long in bfloat16, a quarter 2.3
 PARTS, LEAST = 8, 512  # of the queries of a band: parts, each of which has columns of its own, and their rows
 THREADS, TILE_M, TILE_N = 256, 16, 256
 
@@ -155,7 +155,8 @@ def of_keys(x: Any) -> Any:
 def blocks(problem: Any, inputs: Any, empty: Any, dtypes: list[Any]) -> Iterator[tuple[Block, list[Any]]]:
     """The Blocks of a call, each with memory for arrays of these dtypes, the first that of sums, with aligned rows."""
     lo, hi, m, n = *inputs.mask._band(problem.seqlen_q, problem.seqlen_k)[:2], problem.seqlen_q, problem.seqlen_k
-    most, unit = BYTES // dtypes[0].itemsize, VECTOR_BYTES // dtypes[-1].itemsize  # S has the same bits in both passes
+    nbytes = max(BYTES, inputs.q.nbytes)    # S has the same bits in both passes
+    most, unit = nbytes // dtypes[0].itemsize, VECTOR_BYTES // dtypes[-1].itemsize
     rows, width = min(m, max(most // n, 1)), -(-n // unit) * unit
     if lo > 1 - m or hi < n - 1:
         rows = min(rows, max(-(-m // PARTS), LEAST))

@@ -303,6 +303,20 @@ def test_no_sums_that_are_much_larger_than_dq(d, names):
     assert kernels(backward) == ["delta", *names]
 
 
+@pytest.mark.parametrize(("n", "d", "options", "names"), [
+    (256, 32, {}, ["mma_backward", "round_dq"]),
+    (257, 32, {}, KV_AND_Q),
+    (256, 40, {}, KV_SUMS),
+    (256, 32, {"deterministic": True}, KV_AND_Q),
+    (256, 32, {"score": na.Softcap(9.0)}, KV_AND_Q),
+], ids=str)  # fmt: skip
+def test_short_sequences_of_few_features_have_kernels_for_ampere(n, d, options, names):
+    """Hopper's would multiply as many zeros."""
+    q = array(2, 8, n, d)
+    _, backward = plans(HOPPER, q, q, q, **options)
+    assert kernels(backward) == ["delta", *names]
+
+
 ALIBI = na.Alibi(np.zeros(8, np.float32))
 
 

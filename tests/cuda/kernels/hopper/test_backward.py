@@ -143,6 +143,11 @@ FAULTS = {
             'Case("narrow", {': 'Case("192 narrow", {',
             "work.problem.head_dim <= 32": "False",
         },
+        "cuda/plan/test_planner.py::test_short_sequences_of_few_features_have_kernels_for_ampere": {
+            '"narrow short plain any-order", {': '"narrow short any-order", {',
+            'short plain any-order", {': 'short plain", {',
+            "longest_sequence(work) <= SHORT": "longest_sequence(work) < SHORT",
+        },
     },
     "cuda/kernels/hopper/kv_schedule.py": {
         "cuda/kernels/shared/test_segments.py::test_nan_stays_in_its_segment_simulated": {
