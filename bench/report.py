@@ -40,7 +40,7 @@ from pictures.figures import figure2, figure3, listops
 from pictures.graphs import graphs, graphs_cpu
 from pictures.grids import grids
 from pictures.interop import interop
-from pictures.kernels import clusters, kernels, kernels_cpu, transport
+from pictures.kernels import clusters, cross_entropy, kernels, kernels_cpu, transport
 from pictures.second import particles, second, second_cpu
 from pictures.small import readme_sentence, small
 from pictures.sparse_layers import sparse_layers
@@ -97,7 +97,8 @@ RUNS = {
     "particles": Run("second.py --parts particles"),
     "kernels": Run("kernels.py --parts products errors costs"),
     "pairs": Run("kernels.py --parts sinkhorn nearest solves"),
-    "losses": Run("kernels.py --parts steps losses"),
+    "losses": Run("kernels.py --parts losses"),
+    "steps": Run("kernels.py --parts steps"),
     "sparse_layers": Run("sparse_layers.py"),
     "grids": Run("grids.py"),
     "graphs": Run("graphs.py"),
@@ -133,7 +134,8 @@ SECTIONS = [
     Section("Laplacians of particles", "particles", particles),
     Section("Kernels over pairs of points", "kernels", kernels),
     Section("Transport, neighbours and solves", "pairs", transport),
-    Section("Losses over pairs and clusters", "losses", clusters),
+    Section("Losses over pairs", "losses", cross_entropy),
+    Section("Clusters", "steps", clusters),
     Section("Products with sparse weights", "sparse_layers", sparse_layers),
     Section("Windows on grids", "grids", grids),
     Section("Graphs", "graphs", graphs),
