@@ -290,7 +290,7 @@ class Planner:
         if self.call.mask.intervals and FIRST not in self.temporaries:
             self.find_intervals(work, tiles)
         tiles = spec.states(work, tiles)
-        m_blocks, n_blocks = self.tiles_of(tiles, work)
+        m_blocks, n_blocks = work.counts(tiles)
         kept_and_other = (m_blocks, n_blocks) if spec.keeps == "q" else (n_blocks, m_blocks)
         shape = *self.problem.batch, *states_shape(*kept_and_other)
         name, states = f"states of {tiles.tile_m}x{tiles.tile_n}, kept {spec.keeps}", STATES[spec.keeps]
@@ -309,12 +309,12 @@ class Planner:
         """A step for each piece of the batch, and for each slice of columns."""
         cc, numbers = spec.cc(self.device), spec.numbers(work, tiles)
         given = [x for argument in spec.arguments for x in self.flat(argument, numbers, work)]
-        blocks = spec.blocks(work, tiles, *self.tiles_of(tiles, work))
+        blocks, parts = spec.blocks(work, tiles, *work.counts(tiles)), spec.parts(work, tiles)
         for number, arguments in enumerate(self.slices(given, spec.columns(work))):
             key = Key.of(spec.factory, cc, **parameters | spec.of_slice(work, number))
             for piece in self.pieces(arguments):
                 most = spec.most_blocks(work, tiles) if spec.persistent else math.inf
-                started = min(blocks * piece.batch, most)
+                started = min(blocks * min(piece.batch, parts), most)
                 self.steps.append(Step(key, tiles, started, self.arguments_of(piece, arguments)))
 
     def slices(self, arguments, columns):
@@ -335,11 +335,6 @@ class Planner:
             known.get(x, x) if isinstance(x, str) else x if view is None else At(x.array, view)
             for x, view in zip(arguments, piece.views)
         )
-
-    def tiles_of(self, tiles, work):
-        """The numbers of tiles of queries and of keys; for packed arrays, of slots: see kernels.shared.segments."""
-        sizes = (self.problem.seqlen_q, tiles.tile_m), (self.problem.seqlen_k, tiles.tile_n)
-        return [length // tile + work.segments if work.segments else -(-length // tile) for length, tile in sizes]
 
     def flat(self, argument, numbers, work):
         """An argument of a Spec as the signature has it: At, names of NUMBERS, numbers."""

@@ -21,6 +21,7 @@ from ..kernels.shared.exact_sums import SIZE
 from ..kernels.shared.visibility import has_states
 from ..views import View, contiguous, fits_tensor_map
 from ..words.arguments import Own, TmaMatrix
+from ..words.spec import fewest_parts
 from ..words.steps import (
     SUMS_OF_DS,
     At,
@@ -31,8 +32,6 @@ from ..words.steps import (
 )
 
 SCRATCH, DIAGONALS_A_MULTIPROCESSOR = "scratch of diagonals", 4
-THREADS = 256  # that a multiprocessor holds, however many registers they take
-EVEN = 4  # most parts, if blocks fill a GPU once or twice anyway, but not evenly
 
 
 def add_gradient(planner, number):
@@ -67,7 +66,7 @@ def add_gradient(planner, number):
         own = sums_of_part(number)
         shape = *lead, tiles.tile_m if sums_rows else sizes[0], 1 if sums_cols else sizes[1]
         planner.add_temporary(own, shape, planner.problem.sum_dtype)
-    m_blocks, n_blocks = planner.tiles_of(tiles, planner.work(gradient_spec(planner, own, **about)))
+    m_blocks, n_blocks = planner.work(gradient_spec(planner, own, **about)).counts(tiles)
     blocks = (1 if sums_rows else m_blocks) * (1 if sums_cols else n_blocks)
     add_own(planner, partial(gradient_spec, planner, **about), tiles, own, shape, blocks)
 
@@ -116,7 +115,7 @@ def add_diagonal_sums(planner, number, offset, shape, about):
     partials, dtype = partial_sums(name), problem.sum_dtype
     spec, size = first_spec(planner, diagonal_sums(partials, **about)), dtype.itemsize
     tiles = planner.fitting(spec)
-    m_blocks, n_blocks = planner.tiles_of(tiles, planner.work(spec))
+    m_blocks, n_blocks = planner.work(spec).counts(tiles)
     most = DIAGONALS_A_MULTIPROCESSOR * planner.device.multiprocessors
     width, diagonals = tiles.tile_m + tiles.tile_n, tiles.tile_m // tiles.tile_n * (m_blocks - 1) + n_blocks
     rows, cols = width // tiles.tile_n, m_blocks * tiles.tile_m + n_blocks * tiles.tile_n
@@ -177,19 +176,13 @@ def launches_of(planner, spec):
 
 
 def parts_of(planner, spec, tiles, blocks):
-    """How many parts the matrices that one matrix of an Own array serves are divided into: the fewest that take the
-    least time, which is the time of the longest part times the number of waves."""
+    """How many parts the matrices that one matrix of an Own array serves are divided into."""
     work = planner.work(spec)
     if has_states(work.mask):
         planner.find_states(spec, tiles, work)
-    source = spec.factory(**spec.parameters(work, tiles))
-    resident = min(max(source.blocks, THREADS // source.threads), planner.device.holds(source.shared))
-    room = planner.device.multiprocessors * resident
     _, ((piece, numbers), *_) = launches_of(planner, spec)
     own = numbers["own_batches"] * numbers["own_heads"]
-    blocks, served = own * blocks, piece.batch * planner.problem.heads // own
-    most = min(max(room // blocks, EVEN if blocks < 2 * room else 1), served)
-    return min(range(1, most + 1), key=lambda parts: -(-blocks * parts // room) * -(-served // parts))
+    return fewest_parts(spec.room(work, tiles), own * blocks, piece.batch * planner.problem.heads // own)
 
 
 def add_sum(planner, name):

@@ -8,6 +8,7 @@ is a number: one of numbers.py, which come with each call, one of the problem's 
 that the spec's `numbers` computes. Several in a tuple are one parameter, a tuple.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -16,6 +17,8 @@ from ...call.passes import BEFORE
 
 SHARED, BY_HEAD, OWN = "shared", "by head", "own"  # by all matrices; by all of a head; by fewer
 RESERVED = 1024  # bytes of shared memory that each block takes in addition to its own
+THREADS = 256  # that a multiprocessor holds, however many registers they take
+EVEN = 4  # most parts, if blocks fill a GPU once or twice anyway, but not evenly
 PADDED = 128  # row statistics that are copied tile by tile have a multiple of this length
 
 
@@ -73,6 +76,23 @@ class Work(NamedTuple):
         tiles = seqlen // PADDED + self.segments if self.segments else -(-seqlen // PADDED)
         return tiles * PADDED
 
+    def counts(self, tiles):
+        """The numbers of tiles of queries and of keys; for packed arrays, of slots: see kernels.shared.segments."""
+        sizes = (self.problem.seqlen_q, tiles.tile_m), (self.problem.seqlen_k, tiles.tile_n)
+        return [length // tile + self.segments if self.segments else -(-length // tile) for length, tile in sizes]
+
+
+def heads_apart(sharing, work):
+    """How many heads have something of their own. sharing: SHARED, BY_HEAD or "", how widely it is shared."""
+    return work.problem.heads if sharing == BY_HEAD else 1
+
+
+def fewest_parts(room, blocks, elements):
+    """How many parts to divide elements into, with so many blocks for each part: the fewest that take the least time,
+    which is the time of the longest part times the number of waves. room: for blocks at a time."""
+    most = min(max(room // blocks, EVEN if blocks < 2 * room else 1), elements)
+    return min(range(1, most + 1), key=lambda parts: -(-blocks * parts // room) * -(-elements // parts))
+
 
 def block_per_query_tile(work, tiles, m_blocks, n_blocks):
     """Blocks for one element of the batch, one for each head and tile of queries."""
@@ -91,6 +111,7 @@ class Spec:
     states: Callable = lambda work, tiles: tiles  # (work, tiles) -> the tiles that have states
     keeps: str = "q"  # a block keeps a tile of queries, or with "k" of keys, and loops over tiles of the other side
     blocks: Callable = block_per_query_tile  # (work, tiles, m_blocks, n_blocks) -> blocks for one element of the batch
+    sums: Callable = lambda work: False  # (work) -> whether a block has a sum over all elements of a part of the batch
     persistent: bool = False  # blocks draw work until there is none left
     resident: Callable = lambda work, tiles: 1  # (work, tiles) -> persistent blocks per multiprocessor
     multiple: Callable = lambda work: 1  # (work) -> a factor of the number of persistent blocks
@@ -118,6 +139,18 @@ class Spec:
         """The number of persistent blocks on a device."""
         multiple = self.multiple(work)
         return max(work.device.multiprocessors * self.resident(work, tiles) // multiple, 1) * multiple
+
+    def parts(self, work, tiles):
+        """The most parts that a batch is divided into."""
+        if not self.sums(work):
+            return math.inf
+        (batches, _), blocks = work.problem.matrices, self.blocks(work, tiles, *work.counts(tiles))
+        return fewest_parts(self.room(work, tiles), blocks, batches)
+
+    def room(self, work, tiles):
+        """How many blocks a device holds at a time."""
+        source, device = self.factory(**self.parameters(work, tiles)), work.device
+        return device.multiprocessors * min(max(source.blocks, THREADS // source.threads), device.holds(source.shared))
 
     def shared(self, work, tiles):
         """Bytes of shared memory of a block."""

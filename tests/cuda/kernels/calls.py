@@ -15,7 +15,7 @@ from numbattn.cuda.words.spec import PADDED
 from tests.accuracy import exact, plain, random
 from tests.tools.launch import launch
 
-NAMES = "o", "lse", "dq", "dk", "dv"
+NAMES = "o", "lse", "dq", "dk", "dv", "dbias"  # of a score that is one bias
 
 
 class Call(NamedTuple):

@@ -8,6 +8,9 @@ computes dQ: five products, not seven. Both recompute P from lse. Without atomic
 reproducible. One source serves tensor cores and CUDA cores, as in the forward pass. Tiles of packed arrays end with
 their segment.
 
+The gradient of what a score adds to S, such as a bias that a batch of short sequences shares, is summed where dS is
+computed for dQ: a block then takes its tile of several elements of the batch in turn.
+
 With two pipeline stages the next tile is in flight while this one is computed. With one, Q and dO, or K and V, take
 turns: each is loaded during the products of the other, which is why dP comes before S.
 
@@ -43,9 +46,9 @@ from ..shared.all_keys import dq_steps, no_dq_steps
 from ..shared.dropout import DROPOUT, drop_step
 from ..shared.layouts import DTYPES, buffers, left_operand, product_step, sum_type, sums, vector
 from ..shared.recompute import low_steps, mask_step_with_dp
-from ..shared.schedule import place
 from ..shared.segments import count_step, keys_of, mask_within_step, queries_of, slot_step
 from ..shared.slices import slice_steps, sliced_product
+from ..shared.sums_of_ds import PartialSums, Turn, part_of_block, sum_steps, sums_dS
 from ..shared.visibility import (
     MASK,
     band_of,
@@ -54,16 +57,16 @@ from ..shared.visibility import (
     visible_keys,
     visible_queries,
 )
-from ..tables import rows_of, short_rows, sliced, slices_of, with_results
+from ..tables import is_wide, longest_sequence, rows_of, short_rows, sliced, slices_of, with_results
 from .backward_tiles import ALL_KEYS, SHORT_KV, SHORT_Q, TILES_KV, TILES_Q, UNDER_PRESSURE_KV, UNDER_PRESSURE_Q
 
 
 def backward_kv(
-    *, dtype, out_dtypes, head_dim, head_dim_v, tiles, mask, score, dropout, nbytes, by_slices=False
+    *, dtype, out_dtypes, head_dim, head_dim_v, tiles, mask, score, dropout, nbytes, by_slices=False, with_sums=False
 ):  # fmt: skip
     """dK and dV; S, P, dP and dS are transposed: a row is a key, a column a query. by_slices: as in `forward`.
 
-    With a third dtype in out_dtypes a block has all keys of a head, and also computes dQ.
+    With a third dtype in out_dtypes a block has all keys of a head, and also computes dQ; then dS may be summed.
     """
     dtype, ACC, (_, tile_m, tile_n, threads, _, stages, *_) = DTYPES[dtype], sum_type(DTYPES[dtype]), tiles
     K_TILE = sums(tiles, tile_n, head_dim, run=vector(dtype))
@@ -92,6 +95,7 @@ def backward_kv(
     drop = drop_step(S_TILE, dropout, transposed=True)
     apply, pull_back, to_log2 = score_steps(score, S_TILE, ACC, transposed=True)
     tile_of, mask_of, scores_of = slot_step(mask, "k", tile_n), mask_within_step(mask), within_segment(score)
+    place_of, add_dS = sum_steps(S_TILE, with_sums)
 
     @device
     def fetch_rows(stage, Q, lse, low, delta, m0):
@@ -101,11 +105,13 @@ def backward_kv(
             copy_async(allocate(SHARED_LOW, stage), low, COPY_ROW, m0)
         copy_async(allocate(SHARED_DELTA, stage), delta, COPY_ROW, m0)
 
-    def kernel(mQ, mK, mV, mDO, mDK, mDV, mLse, mDelta, mask, scores, drops, group_size, scale, kept_scale, to_dq):
+    def kernel(
+        mQ, mK, mV, mDO, mDK, mDV, mLse, mDelta, mask, scores, drops, group_size, scale, kept_scale, to_dq, turn
+    ):  # fmt: skip
         batches, heads, _ = shape(mLse)
         _, heads_k, seqlen_k, _ = shape(mDK)
         own, block = own_slice(mQ, mV)
-        tile, batch, head_k = place(block, batches * heads_k, heads_k)
+        tile, batch, head_k = place_of(block, batches, heads_k, turn)
         segment, n_block = tile_of(mask.packing, batch, tile, seqlen_k)
         n0 = n_block * TILE_N
         if n0 >= segment.keys:                                  # a slot without a tile
@@ -163,6 +169,7 @@ def backward_kv(
                     fetch_do(stage, dO, m_block * TILE_M)       # in flight while dK is computed
                 D = get(allocate(SHARED_DELTA, stage), COLS)
                 dS = pull_back(P * (dP * Z - D), F)             # lines 18 and 20: dS = P (dP Z - D)
+                add_dS(turn, dS, n0, m0)
                 share(dS)
                 dK = dot(dK, left_dS(dS), sQ)                   # line 22: dK += dS^T Q, scaled in the epilogue
                 save_dq(to_dq, batch, head, m0, scale)          # line 21: dQ = dS K
@@ -171,16 +178,29 @@ def backward_kv(
         save(slice_of(mDK[batch, head_k][key:end_key], own), dK * scale, n0)    # line 24
         save(slice_of(mDV[batch, head_k][key:end_key], own), dV, n0)
 
+    one_element = device(kernel)
+
+    def kernel_of_part(
+        mQ, mK, mV, mDO, mDK, mDV, mLse, mDelta, mask, scores, drops, group_size, scale, kept_scale, to_dq, mSums
+    ):  # fmt: skip
+        batches, heads, _ = shape(mLse)
+        part, tile, head, own = part_of_block(mSums, batches, heads)
+        for batch in part:
+            turn = Turn(tile, batch, head, mSums[0][own].T)
+            one_element(mQ, mK, mV, mDO, mDK, mDV, mLse, mDelta, mask, scores, drops, group_size, scale, kept_scale,
+                        to_dq, turn)  # fmt: skip
+
+    kernel = kernel_of_part if with_sums else kernel
     arguments = (SPEC_ALL if HAS_ALL_KEYS else SPEC_KV).arguments
     dtypes = dict(zip(("dk", "dv", "dq"), out_dtypes))
-    signature = signature_of(kernel, arguments, dtype, ACC, dtypes, mask=mask, score=score)
+    signature = signature_of(kernel, arguments, dtype, ACC, dtypes, mask=mask, score=score, sums_dS=with_sums)
     return Source(kernel, signature, threads, tiles.blocks, shared.nbytes)
 
 
 def backward_q(
-    *, dtype, out_dtypes, head_dim, head_dim_v, tiles, mask, score, dropout, nbytes, by_slices=False
+    *, dtype, out_dtypes, head_dim, head_dim_v, tiles, mask, score, dropout, nbytes, by_slices=False, with_sums=False
 ):  # fmt: skip
-    """dQ; a row of S, P, dP and dS is a query. by_slices: as in `forward`."""
+    """dQ; a row of S, P, dP and dS is a query. by_slices: as in `forward`; with_sums: whether dS is summed."""
     dtype, ACC, (_, tile_m, tile_n, threads, _, stages, *_) = DTYPES[dtype], sum_type(DTYPES[dtype]), tiles
     Q_TILE = sums(tiles, tile_m, head_dim, run=vector(dtype))
     shared = SharedMemory()
@@ -200,11 +220,12 @@ def backward_q(
     drop, (apply, pull_back, to_log2) = drop_step(S_TILE, dropout), score_steps(score, S_TILE, ACC)
     tiles_of, tile_of = count_step(mask, tile_m), slot_step(mask, "q", tile_m)
     mask_of, scores_of = mask_within_step(mask), within_segment(score)
+    place_of, add_dS = sum_steps(S_TILE, with_sums)
 
-    def kernel(mQ, mK, mV, mDO, mDQ, mLse, mDelta, mask, scores, drops, group_size, scale, kept_scale):
+    def kernel(mQ, mK, mV, mDO, mDQ, mLse, mDelta, mask, scores, drops, group_size, scale, kept_scale, turn):
         batches, heads, seqlen_q, _ = shape(mDQ)
         own, block = own_slice(mQ, mV)
-        tile, batch, head = place(block, batches * heads, heads)
+        tile, batch, head = place_of(block, batches, heads, turn)
         number = tiles_of(mask.packing, seqlen_q) - 1 - tile   # the heaviest tiles of a causal mask first
         segment, m_block = tile_of(mask.packing, batch, number, seqlen_q)
         m0 = m_block * TILE_M
@@ -256,12 +277,23 @@ def backward_q(
                 P, F, dP = masked(P, F, dP, mask, band, batch, head, m0, n0)   # line 12: MASK
             Z = drop(full(S_TILE, kept_scale), drops, batch, head, m0, n0)  # line 14
             dS = pull_back(P * (dP * Z - D), F)                 # lines 18 and 20: dS = P (dP Z - D)
+            add_dS(turn, dS, m0, n0)
             dQ = dot(dQ, left(dS), sK)                          # line 21: dQ += dS K, scaled in the epilogue
             if not IN_TURN:
                 stage = 1 - stage
         save(slice_of(mDQ[batch, head][query:end_query], own), dQ * scale, m0)
 
-    signature = signature_of(kernel, SPEC_Q.arguments, dtype, ACC, {"dq": out_dtypes[0]}, mask=mask, score=score)
+    one_element = device(kernel)
+
+    def kernel_of_part(mQ, mK, mV, mDO, mDQ, mLse, mDelta, mask, scores, drops, group_size, scale, kept_scale, mSums):
+        batches, heads, _, _ = shape(mDQ)
+        part, tile, head, own = part_of_block(mSums, batches, heads)
+        for batch in part:
+            turn = Turn(tile, batch, head, mSums[0][own])
+            one_element(mQ, mK, mV, mDO, mDQ, mLse, mDelta, mask, scores, drops, group_size, scale, kept_scale, turn)
+
+    kernel, dtypes = kernel_of_part if with_sums else kernel, {"dq": out_dtypes[0]}
+    signature = signature_of(kernel, SPEC_Q.arguments, dtype, ACC, dtypes, mask=mask, score=score, sums_dS=with_sums)
     return Source(kernel, signature, threads, tiles.blocks, shared.nbytes)
 
 
@@ -270,13 +302,34 @@ def has_all_keys(work):
     return not work.segments and SPEC_ALL.fitting(work) is not None
 
 
+SUMMED = 256  # tokens of the longest sequences whose dS is summed here: the sums stay in the L2 cache
+
+
+def sums_here(work):
+    """Whether these kernels sum dS."""
+    problem = work.problem
+    batches, _ = problem.matrices
+    is_short = longest_sequence(work) <= SUMMED and not is_wide(problem)
+    return sums_dS(work) and problem.dtype.itemsize > 2 and is_short and batches > 1
+
+
+def and_sums(parameters):
+    """Parameters of a kernel that may sum dS."""
+    return lambda work, tiles: parameters(work, tiles) | ({"with_sums": True} if sums_here(work) else {})
+
+
+def sums_of_blocks(spec):
+    """The PartialSums of a Spec."""
+    return PartialSums(sums_here, lambda work: work.problem.heads * spec().parts(work, spec().fitting(work)))
+
+
 GIVEN = Matrix("q"), Matrix("k", "k"), Matrix("v", "k"), Matrix("do")
 STATISTICS = LSE_LOG2, Statistic("delta", padded=True)
 STATISTICS_AND_NUMBERS = *STATISTICS, MASK, SCORE, DROPOUT, "group_size", "scale", "kept_scale"
 ARGUMENTS_KV = *GIVEN, Matrix("dk", "k"), Matrix("dv", "k"), *STATISTICS_AND_NUMBERS
 SPEC_KV = Spec(
     backward_kv,
-    (*ARGUMENTS_KV, ()),  # no dQ
+    (*ARGUMENTS_KV, (), ()),  # no dQ, no sums
     tiles=lambda work: rows_of(TILES_KV, UNDER_PRESSURE_KV, work, SHORT_KV),
     parameters=with_results("dk", "dv", parameters=sliced),
     keeps="k",
@@ -286,18 +339,20 @@ SPEC_KV = Spec(
 )
 SPEC_Q = Spec(
     backward_q,
-    (*GIVEN, Matrix("dq"), *STATISTICS_AND_NUMBERS),
+    (*GIVEN, Matrix("dq"), *STATISTICS_AND_NUMBERS, sums_of_blocks(lambda: SPEC_Q)),
     tiles=lambda work: rows_of(TILES_Q, UNDER_PRESSURE_Q, work, SHORT_Q),
-    parameters=with_results("dq", parameters=sliced),
+    parameters=and_sums(with_results("dq", parameters=sliced)),
+    sums=sums_here,
     blocks=lambda work, *tiles: block_per_query_tile(work, *tiles) * slices_of(work.problem),
     packs=True,
     slices=True,
 )
 SPEC_ALL = replace(
     SPEC_KV,
-    arguments=(*ARGUMENTS_KV, (Matrix("dq"),)),
+    arguments=(*ARGUMENTS_KV, (Matrix("dq"),), sums_of_blocks(lambda: SPEC_ALL)),
     tiles=lambda work: short_rows(ALL_KEYS, work),
-    parameters=with_results("dk", "dv", "dq"),
+    parameters=and_sums(with_results("dk", "dv", "dq")),
+    sums=sums_here,
     packs=False,
     slices=False,
 )

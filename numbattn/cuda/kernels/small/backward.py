@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ....call.order import gradient_of_part
 from ...build import Source
 from ...tile import (
     Alignment,
@@ -38,10 +37,9 @@ from ...tile import (
     wait_copies,
     where,
 )
-from ...words.arguments import LSE_LOG2, Argument, Matrix, Statistic
+from ...words.arguments import LSE_LOG2, Matrix, Statistic
 from ...words.signatures import several, signature_of
-from ...words.spec import BY_HEAD, SHARED, Spec
-from ...words.steps import SUMS_OF_DS, partial_sums
+from ...words.spec import Spec, heads_apart
 from ..scores import SCORE, may_be_far, sink_steps, within_segment
 from ..shared.dropout import DROPOUT, drop_step
 from ..shared.layouts import DTYPES, sum_type
@@ -49,12 +47,12 @@ from ..shared.recompute import low_steps
 from ..shared.schedule import split
 from ..shared.segments import keys_of, mask_within_step, queries_of
 from ..shared.softmax import LN_2, softmax_steps
+from ..shared.sums_of_ds import PartialSums, is_grouped, own_sum, sums_dS
 from ..shared.visibility import MASK, PACKED, band_of
 from ..tables import dtypes_of
 from .steps import (
     SmallTiles,
     barrier_of,
-    heads_apart,
     mask_steps,
     matrices_steps,
     parameters,
@@ -239,14 +237,8 @@ def sum_of_dS_steps(S_TILE, sums):
     """Device functions: (mSums) -> a block's sum of dS; (sum, dS) -> the sum with dS added; (sum, mSums) saves it."""
 
     @device
-    def place(mSums):
-        _, heads, _, _ = shape(mSums[0])
-        return split(block_index(), heads)
-
-    @device
     def load_sum(mSums):
-        block, head = place(mSums)
-        return load(mSums[0][block, head], S_TILE, 0)
+        return load(mSums[0][own_sum(mSums, block_index())], S_TILE, 0)
 
     @device
     def add(total, dS):
@@ -254,8 +246,7 @@ def sum_of_dS_steps(S_TILE, sums):
 
     @device
     def save_sum(total, mSums):
-        block, head = place(mSums)
-        save(mSums[0][block, head], total, 0)
+        save(mSums[0][own_sum(mSums, block_index())], total, 0)
 
     @device
     def nothing(mSums):
@@ -313,36 +304,6 @@ def given_steps(S_TILE, dtype):
 
 
 # --------------------------------------------------------------------------------------------------------- its plan
-class PartialSums(Argument):
-    """Sums of dS, a matrix for each block, which all launches of a pass add to: (blocks of a head, heads, seqlen_q,
-    seqlen_k), or with one head for all. Nothing if they are not wanted."""
-
-    def find(self, planner, work):
-        if sums_dS(work):
-            problem, heads = work.problem, heads_apart(work.score_gradients, work)
-            blocks = min(SPEC.most_blocks(work, SPEC.fitting(work)), math.prod(problem.matrices))
-            sizes = problem.seqlen_q, problem.seqlen_k
-            number, *others = planner.wanted
-            name, is_matrix = gradient_of_part(number), planner.score[number].own_axes == 2
-            if others or not is_matrix or math.prod(planner.layouts[name].shape) != heads * math.prod(sizes):
-                name, lead = SUMS_OF_DS, [1] * len(problem.batch)   # not the gradient, but what it is made of
-                lead[-1:] = [heads] * bool(lead)
-                planner.add_temporary(name, (*lead, *sizes), problem.sum_dtype)
-            shape = heads, blocks // heads, *sizes
-            planner.add_temporary(partial_sums(name), shape, problem.sum_dtype, is_zero=True)
-
-    def flat(self, planner, work):
-        if sums_dS(work):
-            name = SUMS_OF_DS if SUMS_OF_DS in planner.temporaries else gradient_of_part(planner.wanted[0])
-            at = planner.whole(partial_sums(name))
-            (heads, blocks, *sizes), (by_head, by_block, *others) = at.view.shape, at.view.strides
-            view = at.view._replace(shape=(blocks, heads, *sizes), strides=(by_block, by_head, *others))
-            yield at._replace(view=view)
-
-    def type(self, about):
-        return several(about.sums_of(4), about.sums_dS)
-
-
 class Dlse(Statistic):
     """dlse, if there is one."""
 
@@ -352,15 +313,6 @@ class Dlse(Statistic):
 
     def type(self, about):
         return several(super().type(about), about.dlse)
-
-
-def is_grouped(work):
-    return work.problem.group_size > 1
-
-
-def sums_dS(work):
-    """Whether the gradients of the score follow from sums of dS by head, which this kernel computes."""
-    return work.score_gradients in (SHARED, BY_HEAD) and not is_grouped(work)
 
 
 def is_alone(work):
@@ -379,7 +331,9 @@ def parameters_of(given):
     return found
 
 
-PARTIAL_SUMS = PartialSums()
+PARTIAL_SUMS = PartialSums(
+    sums_dS, lambda work: min(SPEC.most_blocks(work, SPEC.fitting(work)), math.prod(work.problem.matrices))
+)
 # {(bytes of an element, size of the tile): {largest head_dim: row}}. Time over that of a copy of seven arrays, alone
 # and with a bias by head and its gradient (as in `forward`):
 #            tiles of 16   32           64           64, 64       128          128, 64

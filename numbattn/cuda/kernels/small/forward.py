@@ -29,7 +29,7 @@ from ...tile import (
 )
 from ...words.arguments import Matrix, Statistic
 from ...words.signatures import signature_of
-from ...words.spec import Spec
+from ...words.spec import Spec, heads_apart
 from ..scores import SCORE, may_be_far, sink_steps, within_segment
 from ..shared.dropout import DROPOUT, drop_step
 from ..shared.layouts import DTYPES, sum_type
@@ -40,7 +40,6 @@ from ..tables import dtypes_of, lse_alone
 from .steps import (
     SmallTiles,
     barrier_of,
-    heads_apart,
     mask_steps,
     matrices_steps,
     parameters,

@@ -139,11 +139,6 @@ def keeps_score(work, grouped):
     return PACKED not in work.mask and (work.score_added == SHARED or (work.score_added == BY_HEAD and not grouped))
 
 
-def heads_apart(sharing, work):
-    """How many heads have something of their own. sharing: SHARED, BY_HEAD or "", how widely it is shared."""
-    return work.problem.heads if sharing == BY_HEAD else 1
-
-
 def resident(spec, work, tiles):
     """How many blocks a multiprocessor holds."""
     return max(min(tiles.blocks, work.device.holds(spec.shared(work, tiles))), 1)

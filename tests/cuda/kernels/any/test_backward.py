@@ -14,26 +14,31 @@ from ..calls import call, padded, padded_lse
 SMALL = Tiles("fma", 16, 16, 32, 4)
 
 
-def check(case, sums_of, tiles=SMALL, sizes=(16, 8), nbytes=0):
+def check(case, sums_of, tiles=SMALL, sizes=(16, 8), nbytes=0, parts=0):
     """The gradients of `sums_of`, "q", "kv" or, of a block with all keys, "kvq"; what is known of the PTX, compiled.
-    sizes: the rounded head_dims."""
+    sizes: the rounded head_dims. parts: of the batch, with sums of dS, of which the gradient of a bias of 0 is made."""
     dtype, kept = case.q.dtype, "q" if sums_of == "q" else "k"
     inputs = {"q": case.q, "k": case.k, "v": case.v}
     grads = {name: poisoned(inputs[name].shape, dtype) for name in sums_of}
     source = (backward_q if kept == "q" else backward_kv)(
         dtype=dtype.name, out_dtypes=(dtype.name,) * len(grads), head_dim=sizes[0], head_dim_v=sizes[1],
         tiles=tiles, mask=case.kinds, score=(), dropout=case.kept_scale != 1, nbytes=nbytes,
+        with_sums=parts > 0,
     )  # fmt: skip
     lse = (padded_lse if dtype.itemsize > 2 else padded)(case.lse_log2, np.inf)
     statistics = lse, padded(case.delta, 0)
     batches, heads, rows = inputs[kept].shape[:3]
     results, to_dq = [*grads.values()][:2], ((*grads.values(),)[2:],) if kept == "k" else ()
-    blocks = batches * heads * -(-rows // (tiles.tile_m if kept == "q" else tiles.tile_n))
+    blocks = min(parts or batches, batches) * heads * -(-rows // (tiles.tile_m if kept == "q" else tiles.tile_n))
+    dS = case.wanted.get("dbias", np.zeros((1, 1, 1)))
+    partial_sums = np.ones((parts * heads // len(dS), *dS.shape), dtype)    # by another launch
     known = launch(
         source.function, (blocks, 1, 1), tiles.threads, source.shared, case.q, case.k, case.v, case.do, *results,
         *statistics, case.mask_of(kept, tiles.tile_m, tiles.tile_n), (), case.drops, case.group_size, case.scale,
-        case.kept_scale, *to_dq, cc=(9, 0),
+        case.kept_scale, *to_dq, (partial_sums,) if parts else (), cc=(9, 0),
     )  # fmt: skip
+    if parts:
+        assert_accurate("dbias", (partial_sums - 1).sum(0), dS, case.plain["dbias"], dtype)
     for name in sums_of:
         assert_accurate("d" + name, grads[name], case.wanted["d" + name], case.plain["d" + name], dtype)
     return known
@@ -104,6 +109,27 @@ def test_all_keys_of_groups(rng):
 @BOTH
 def test_dropout(rng, sums_of):
     check(call(rng, batch=2, heads=2, m=16, n=16, dropout=na.Dropout(0.3, seed=5)), sums_of)
+
+
+@pytest.mark.parametrize(("dtype", "heads", "own_heads", "m", "n", "mask", "unit"), [
+    (np.float32, 2, 2, 35, 20, "causal", "fma"), (np.float64, 2, 1, 34, 35, "lengths", "mma"),
+    (np.float32, 3, 3, 33, 35, "one length", "mma"), (np.float32, 2, 1, 20, 35, "blocks", "fma"),
+])  # fmt: skip
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("sums_of", ["q", "kvq"])
+def test_sums_of_dS(rng, sums_of, stages, dtype, heads, own_heads, m, n, mask, unit):
+    """Of five elements of a batch in two parts, added to what is there."""
+    bias = na.Bias(np.zeros((own_heads, m, n), dtype))
+    case = call(rng, dtype, batch=5, heads=heads, heads_k=heads, m=m, n=n, e=16, score=bias, **MASKS[mask])
+    tiles = Tiles(unit, 16, 16, 32, 4, stages) if sums_of == "q" else Tiles("mma", 16, 64, 64, stages=stages)
+    check(case, sums_of, tiles, (16, 16), parts=2)
+
+
+@simulated_only
+def test_more_parts_than_elements(rng):
+    """Where a launch takes only a piece of the batch."""
+    case = call(rng, batch=2, heads=2, heads_k=2, m=16, n=16, score=na.Bias(np.zeros((2, 16, 16), np.float32)))
+    check(case, "q", parts=3)
 
 
 FAULTS = {
