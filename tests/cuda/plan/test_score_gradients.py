@@ -90,6 +90,61 @@ def test_what_a_batch_shares_is_summed_in_as_many_parts_as_fill_the_gpu(batch, n
     assert kernels(planned)[-1] == ("sum_parts" if parts > 1 else "bias_gradient")
 
 
+TABLE = ["sum_parts", "table_gradient"]
+
+
+@pytest.mark.parametrize(("sizes", "dtype", "score", "added"), [
+    ((256, 256, 128), np.float64, na.Bias(np.zeros((1, 8, 256, 256))), ["sum_parts"]),
+    ((200, 256, 128), np.float32, na.Bias(np.zeros((200, 256))), ["sum_parts"]),
+    ((200, 256, 128), np.float32, [na.Sink(np.zeros(8)), na.Bias(np.zeros((200, 256)))], ["sum_parts"]),
+    ((100, 100, 64), np.float32, na.RelativeBias(np.zeros((8, 9))), TABLE),
+    ((100, 100, 64), np.float32, na.Bias(np.zeros((8, 1, 100))), ["sum_parts"]),
+    ((100, 100, 128), np.float16, na.Bias(np.zeros((100, 100))), None),     # of tensor cores' kernels
+    ((100, 257, 64), np.float32, na.Bias(np.zeros((100, 257))), None),      # long
+    ((100, 100, 300), np.float32, na.Bias(np.zeros((100, 100))), None),     # by slices
+    ((100, 100, 64), np.float32, na.Bias(np.zeros((16, 1, 100, 100))), None),
+    ((100, 100, 64), np.float32, [na.Bias(np.zeros((100, 100))), na.Softcap(2.0)], None),
+])  # fmt: skip
+def test_what_short_sequences_share_is_summed_in_the_backward_kernels(sizes, dtype, score, added):
+    m, n, d = sizes
+    q, k = (array(16, 8, rows, d, dtype=dtype) for rows in (m, n))
+    found = kernels(backward(q, k, score))
+    assert (found == ["delta", "backward_kv", "backward_q", *added]) if added else "bias_gradient" in found
+
+
+@pytest.mark.parametrize(("batch", "heads", "heads_k"), [((1,), 8, 8), ((), 8, 8), ((16,), 8, 2)])
+def test_one_element_or_heads_that_share_keys_have_a_kernel_of_their_own(batch, heads, heads_k):
+    q, k = (array(*batch, x, 100, 64, dtype=np.float32) for x in (heads, heads_k))
+    assert "bias_gradient" in kernels(backward(q, k, na.Bias(np.zeros((8, 100, 100), np.float32))))
+
+
+@pytest.mark.parametrize(("batch", "heads", "own_heads", "parts"), [
+    ((16,), 8, 8, (8, 8)), ((16,), 8, 1, (1, 64)), ((3,), 8, 8, (8, 3)), ((16,), 24, 24, (24, 2)),
+    ((2, 3), 8, 8, (8, 6)),
+])  # fmt: skip
+def test_blocks_have_sums_of_their_own(batch, heads, own_heads, parts):
+    """Of two tiles a head, as many as fill a GPU; or as there are elements of the batch."""
+    q = array(*batch, heads, 256, 64, dtype=np.float32)
+    planned = backward(q, q, na.Bias(array(own_heads, 256, 256, dtype=np.float32)), HOPPER)
+    (sums,) = (x for x in planned.temporaries if x.name == PARTIAL)
+    assert (sums.shape, sums.is_zero) == ((*parts, 256, 256), True)
+    (step,) = (x for x in planned.steps if x.key.name == "backward_q")
+    assert step.blocks == 2 * np.prod(parts)
+    view, (own, each) = view_of(step, PARTIAL), parts
+    assert view.shape == (each, own, 256, 256)
+    assert place(view, each - 1, own - 1) == (own * each - 1) * 256 * 256 * 4
+
+
+def test_launches_of_a_pass_add_to_the_same_sums():
+    """Elements of the batch, in two launches, since their axes do not merge."""
+    q = array(3, 2, 8, 100, 64, dtype=np.float32).swapaxes(0, 1)
+    planned = backward(q, q, na.Bias(array(8, 100, 100, dtype=np.float32)), HOPPER)
+    steps = [x for x in planned.steps if x.key.name == "backward_q"]
+    assert len(steps) > 1
+    assert len({view_of(step, PARTIAL) for step in steps}) == 1
+    assert kernels(planned)[-1] == "sum_parts"
+
+
 # -------------------------------------------------------------------------------------------------- what is summed in
 @pytest.mark.parametrize(("shape", "dtype", "sums"), [
     ((2, 8, 100, 80), np.float16, None), ((8, 100, 80), np.float32, None),
@@ -98,7 +153,7 @@ def test_what_a_batch_shares_is_summed_in_as_many_parts_as_fill_the_gpu(batch, n
 ], ids=str)  # fmt: skip
 def test_what_a_bias_is_summed_in(shape, dtype, sums):
     """In the gradient itself if it has all queries; else by row of a tile, if one row serves all, or by query."""
-    q, k = (array(2, 8, n, 64, dtype=np.float32) for n in (100, 80))
+    q, k = (array(2, heads, n, 64, dtype=np.float32) for heads, n in ((8, 100), (4, 80)))
     planned = backward(q, k, na.Bias(array(*shape, dtype=dtype)))
     found = {x.name: (x.shape, x.dtype) for x in planned.temporaries}
     assert found.get("sums of score 0") == (sums and (sums, np.float32))
@@ -137,7 +192,7 @@ def test_diagonals_lie_skewed_in_their_scratch(device):
 
 def test_what_is_cut_in_diagonals_has_room_for_all_of_them():
     """Of so many queries and keys each pair is on one of them."""
-    m, n = 200, 130
+    m, n = 300, 130
     q, k = (array(2, 8, length, 128, dtype=np.float32) for length in (m, n))
     planned = backward(q, k, na.RelativeBias(array(8, 9, dtype=np.float32)))
     (step,) = (x for x in planned.steps if x.key.name == "diagonal_sums")
