@@ -6,8 +6,9 @@ import pytest
 import numbattn as na
 from numbattn.cuda.kernels.any.backward import backward_kv, backward_q
 from numbattn.cuda.kernels.tables import Tiles
-from tests.accuracy import assert_accurate
-from tests.tools.launch import compiled_only, launch, poisoned, simulated_only
+from tests.accuracy import assert_accurate, assert_all_accurate, random
+from tests.tools.device import AMPERE, on
+from tests.tools.launch import compiled_only, launch, mostly_simulated, poisoned, simulated_only
 
 from ..calls import call, padded, padded_lse
 
@@ -111,25 +112,49 @@ def test_dropout(rng, sums_of):
     check(call(rng, batch=2, heads=2, m=16, n=16, dropout=na.Dropout(0.3, seed=5)), sums_of)
 
 
-@pytest.mark.parametrize(("dtype", "heads", "own_heads", "m", "n", "mask", "unit"), [
-    (np.float32, 2, 2, 35, 20, "causal", "fma"), (np.float64, 2, 1, 34, 35, "lengths", "mma"),
-    (np.float32, 3, 3, 33, 35, "one length", "mma"), (np.float32, 2, 1, 20, 35, "blocks", "fma"),
-])  # fmt: skip
-@pytest.mark.parametrize("stages", [1, 2])
-@pytest.mark.parametrize("sums_of", ["q", "kvq"])
-def test_sums_of_dS(rng, sums_of, stages, dtype, heads, own_heads, m, n, mask, unit):
-    """Of five elements of a batch in two parts, added to what is there."""
-    bias = na.Bias(np.zeros((own_heads, m, n), dtype))
-    case = call(rng, dtype, batch=5, heads=heads, heads_k=heads, m=m, n=n, e=16, score=bias, **MASKS[mask])
-    tiles = Tiles(unit, 16, 16, 32, 4, stages) if sums_of == "q" else Tiles("mma", 16, 64, 64, stages=stages)
-    check(case, sums_of, tiles, (16, 16), parts=2)
+SUMMED = {  # by mask: dtype, heads, of the bias, queries, keys, stages
+    "causal": (np.float32, 2, 2, 19, 18, 2), "lengths": (np.float64, 2, 1, 34, 35, 1),
+    "one length": (np.float32, 3, 3, 33, 35, 2), "blocks": (np.float32, 2, 1, 20, 35, 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mask", SUMMED)
+def test_sums_of_dS(rng, world, mask):
+    check_sums(rng, mask, "q", Tiles("mma", 16, 16, 32))
+
+
+@pytest.mark.parametrize("mask", SUMMED)
+def test_sums_of_dS_with_all_keys(rng, world, mask):
+    check_sums(rng, mask, "kvq", Tiles("mma", 16, 64, 64))
 
 
 @simulated_only
 def test_more_parts_than_elements(rng):
     """Where a launch takes only a piece of the batch."""
-    case = call(rng, batch=2, heads=2, heads_k=2, m=16, n=16, score=na.Bias(np.zeros((2, 16, 16), np.float32)))
-    check(case, "q", parts=3)
+    check_sums(rng, "causal", "q", Tiles("mma", 16, 16, 32), parts=5)
+
+
+def check_sums(rng, mask, sums_of, tiles, parts=2):
+    """Those of three elements of a batch, for a bias by head or for all."""
+    dtype, heads, own_heads, m, n, stages = SUMMED[mask]
+    bias = na.Bias(np.zeros((own_heads, m, n), dtype))
+    case = call(rng, dtype, batch=3, heads=heads, heads_k=heads, m=m, n=n, e=16, score=bias, **MASKS[mask])
+    check(case, sums_of, tiles._replace(stages=stages), (16, 16), parts=parts)
+
+
+@mostly_simulated
+@pytest.mark.parametrize(("d", "own_heads"), [(20, 2), (72, 2), (72, 1)])
+def test_a_bias_that_a_batch_shares(rng, world, d, own_heads):
+    """As planned: with all keys in a block, and without, in two launches."""
+    q, k, v, do = (random(rng, (3, 2, 2, n, d), np.float64).swapaxes(0, 1) for n in (9, 13, 13, 9))
+    options = {"score": na.Bias(random(rng, (own_heads, 9, 13), np.float64)), "causal": True}
+    with on(AMPERE) as gpu:
+        o, saved = na.attention_forward(q, k, v, **options)
+        grads = na.attention_backward(do, saved)
+    names = [step.key.name for program in gpu.programs.values() for step in program.plan.steps]
+    assert "bias_gradient" not in names
+    assert names.count("backward_q") == (0 if d == 20 else 2)
+    assert_all_accurate((o, saved.lse, *grads, *grads.score), do, q, k, v, None, **options)
 
 
 FAULTS = {
@@ -177,6 +202,12 @@ FAULTS = {
     "\n            dS = pull_back(P * (dP * Z - D)": "\n            dS = pull_back(P * (dP - D)",
     "dot(dQ, left(dS), sK)": "dot(dQ, left(P), sK)",
     "dQ * scale, m0": "dQ, m0",
+    ("test_sums_of_dS[simulated-causal]",
+     "test_sums_of_dS_with_all_keys[simulated-causal]"): {
+        "mSums[0][own].T": "mSums[0][own]",
+        "add_dS(turn, dS, n0, m0)": "add_dS(turn, P, n0, m0)",
+        "add_dS(turn, dS, m0, n0)": "add_dS(turn, P, m0, n0)",
+    },
     (
         "cuda/kernels/shared/test_segments.py::test_nan_stays_in_its_segment_simulated[simulated-CUDA cores]",
         "cuda/kernels/shared/test_segments.py::test_gradients_without_own_kernels[compiled-CUDA cores]",
@@ -193,6 +224,13 @@ FAULTS = {
     },
     "cuda/plan/test_planner.py": {
         "not work.segments and SPEC_ALL": "SPEC_ALL",
+    },
+    "cuda/plan/test_score_gradients.py": {
+        "sums_dS(work) and problem": "problem",
+        "problem.dtype.itemsize > 2 and": "",
+        "<= SUMMED and not is_wide(problem)": "<= SUMMED",
+        "<= SUMMED and": "<= SUMMED + 1 and",
+        "is_short and batches > 1": "is_short",
     },
     "cuda/kernels/shared/layouts.py": {
         ("cuda/kernels/any/test_forward.py", "cuda/kernels/any/test_backward.py"): {
@@ -218,6 +256,19 @@ FAULTS = {
         },
         "cuda/kernels/mma/test_backward.py::test_every_warp_has_sums_of_its_own": {
             "sixteens & -sixteens": "sixteens",
+        },
+    },
+    "cuda/kernels/shared/sums_of_ds.py": {
+        (
+            "test_sums_of_dS[simulated-causal]",
+            "test_sums_of_dS_with_all_keys[simulated-causal]", "test_more_parts_than_elements",
+        ): {
+            "        wait_copies()\n        sync_threads()": "        wait_copies()",
+            "range(first, batches, parts)": "range(first, first + 1, parts)",
+            "minimum(blocks * own_heads // heads, batches)": "blocks * own_heads // heads",
+            "first * heads + head)": "head)",
+            "load(to, S_TILE, row) + dS, row)": "dS, row)",
+            "turn.sum_dS[:, col:]": "turn.sum_dS",
         },
     },
     "cuda/kernels/shared/all_keys.py": {
