@@ -141,6 +141,13 @@ ANY_GPU = [  # up to 255 registers: CUDA cores, and tensor cores of each generat
     row("diagonal_sums", "float16", 64, 64, ALL, "relative, softcap", cc=(8, 0), tscore=(*score_of("relative"), None),
         **DROPOUT, **OF_TANGENTS),
 ]
+OF_HEADS = {"score_added": "by head", "score_gradients": "by head"}
+SUMS_OF_DS = [  # beside dQ, over a batch
+    small("backward_q", "float32", 256, 64, **OF_HEADS),
+    small("backward_q", "float32", 256, 256, **OF_HEADS),
+    small("backward_q", "float64", 256, 64, **OF_HEADS),
+    small("backward_q", "float64", 256, 128, **OF_HEADS, spills=32),
+]
 TANGENTS = [  # two sums for O, and two tiles of S
     row("tangent", "bfloat16", 64, 64, cc=(8, 0), along="qkv"),
     row("tangent", "float16", 64, 64, ALL, cc=(8, 6), along="qkv", **DROPOUT),
@@ -178,7 +185,6 @@ TANGENTS = [  # two sums for O, and two tiles of S
     row("particle_laplacian", "float64", 256, 256, along="qkv"),
     row("particle_laplacian", "float32", 64, 64, cc=(8, 0), along="qkv", spills=16),
 ]
-OF_HEADS = {"score_added": "by head", "score_gradients": "by head"}
 SMALL = [  # all of S, and dP, beside what a head shares
     small("small_forward", "float16", 16, 32),
     small("small_forward", "bfloat16", 64, 64, score_added="shared"),
@@ -437,8 +443,8 @@ PAIRS = [
 
 
 EVERY = [
-    *ANY_GPU, *TANGENTS, *SMALL, *LSE_ALONE, *FORWARD_MMA, *BACKWARD_MMA, *DECODING, *FORWARD_ROWS, *BACKWARD_ROWS,
-    *TANGENT_ROWS, *BACKWARD_TANGENT_ROWS, *READS, *GRADIENTS, *SPILLS, *PAIRS,
+    *ANY_GPU, *SUMS_OF_DS, *TANGENTS, *SMALL, *LSE_ALONE, *FORWARD_MMA, *BACKWARD_MMA, *DECODING,
+    *FORWARD_ROWS, *BACKWARD_ROWS, *TANGENT_ROWS, *BACKWARD_TANGENT_ROWS, *READS, *GRADIENTS, *SPILLS, *PAIRS,
 ]  # fmt: skip
 MARKED = [  # each takes 3 s
     pytest.param(*row.values, id=row.id, marks=[pytest.mark.slow] * (number % 80 > 0))
