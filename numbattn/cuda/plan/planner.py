@@ -49,7 +49,7 @@ from ..words.steps import (
     tangent_of_part,
 )
 from ..words.tiers import is_allowed
-from .score_gradients import add_gradient, add_sum
+from .score_gradients import add_gradient, add_sum, is_of_reads
 
 UINT32, INT32 = np.dtype(np.uint32), np.dtype(np.int32)
 KB = 1024
@@ -219,7 +219,7 @@ class Planner:
         SHARED, or over those of a head, BY_HEAD, or from neither, OWN. "" if none are wanted."""
         if not self.wanted:
             return ""
-        if any(self.score[number].gradient == READS for number in self.wanted):
+        if any(is_of_reads(self.score[number]) for number in self.wanted):
             return OWN
         shapes = [self.layouts[gradient_of_part(number)].shape[: -self.score[number].own_axes or None]
                   for number in self.wanted]  # fmt: skip

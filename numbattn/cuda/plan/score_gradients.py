@@ -34,16 +34,22 @@ from ..words.steps import (
 SCRATCH, DIAGONALS_A_MULTIPROCESSOR = "scratch of diagonals", 4
 
 
+def is_of_reads(kind):
+    """Whether the gradient of a part of this kind is that of what the elements of S read: a function's arrays, or a
+    table whose offsets differ between queries."""
+    return kind.gradient == READS or (kind.gradient == ENTRIES and kind.offset == ALIGNED)
+
+
 def add_gradient(planner, number):
     """The steps of the gradient of a part's array."""
     own, kind_of_part = gradient_of_part(number), planner.score[number]
     if partial_sums(own) in planner.temporaries:  # a kernel of the pass writes them
         add_sum(planner, own)
         return
-    is_table = kind_of_part.gradient == ENTRIES
-    if kind_of_part.gradient == READS or (is_table and kind_of_part.offset == ALIGNED):
+    if is_of_reads(kind_of_part):
         add_gradient_of_reads(planner, number, own, kind_of_part)
         return
+    is_table = kind_of_part.gradient == ENTRIES
     if SUMS_OF_DS in planner.temporaries:
         if is_table:
             add_table_of_sums(planner, number, own)
@@ -72,8 +78,7 @@ def add_gradient(planner, number):
 
 
 def add_gradient_of_reads(planner, number, own, kind_of_part):
-    """The steps of the gradient of what the elements of S read: of a function's arrays, one after the other in one
-    array, or of a table whose offsets differ between queries."""
+    """The steps of a gradient that `is_of_reads`; that of a function's arrays is one array, one after the other."""
     (shape, _, dtype, _), exact, axes = planner.layouts[own], planner.call.deterministic, 1
     if kind_of_part.gradient != READS:
         dtype, axes = planner.problem.sum_dtype, kind_of_part.own_axes

@@ -112,6 +112,15 @@ def test_what_short_sequences_share_is_summed_in_the_backward_kernels(sizes, dty
     assert (found == ["delta", "backward_kv", "backward_q", *added]) if added else "bias_gradient" in found
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_table_that_is_read_by_segment_is_not_made_of_sums_of_dS(deterministic):
+    q, offsets = array(16, 8, 100, 64, dtype=np.float32), np.array([0, 40, 100], np.int32)
+    segments = na.Segments(offsets, np.array([0, 30, 100], np.int32))
+    planned = backward(q, q, na.RelativeBias(np.zeros((8, 9))), mask=segments, deterministic=deterministic)
+    assert "sums of dS" not in [x.name for x in planned.temporaries]
+    assert "function_gradient" in kernels(planned)
+
+
 @pytest.mark.parametrize(("batch", "heads", "heads_k"), [((1,), 8, 8), ((), 8, 8), ((16,), 8, 2)])
 def test_one_element_or_heads_that_share_keys_have_a_kernel_of_their_own(batch, heads, heads_k):
     q, k = (array(*batch, x, 100, 64, dtype=np.float32) for x in (heads, heads_k))
