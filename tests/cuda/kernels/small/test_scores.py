@@ -89,7 +89,9 @@ FAULTS = {
             "FEWER * problem.seqlen_q >= problem.seqlen_k": "True",
             "min(tiles.blocks, ": "max(tiles.blocks, ",
             "(work.score_added == BY_HEAD and not grouped)": "False",
-            "work.problem.heads if sharing == BY_HEAD else 1": "1",
         },
+    },
+    "cuda/words/spec.py": {
+        "cuda/plan/test_small.py": {"work.problem.heads if sharing == BY_HEAD else 1": "1"},
     },
 }
