@@ -49,7 +49,7 @@ from .words.numbers import LOG2_E
 # longer ones with a mask. ms of kernels and of products, forward and backward, H200, 8192 tokens, 8 heads, seqlen 4096:
 # float64, d 96 3.9 6.7, 14.2 11.3; 128 3.9 7.1, 14.6 12.1; 192 18.9 8.4, 24.7 15.5; 512 88 15, 348 37. float32, d 192
 # 4.0 6.2, 15.4 14.5; 256 5.7 6.8, 19.8 16.4; 320 18.0 8.9, 104 22; 512 31 12.6, 201 30. Causal, float64, d 128 2.1 3.9,
-# 7.4 7.5. bfloat16, d 512, 32 heads, backward, seqlen 16384 269 119, causal 127 72; batch 8, seqlen 2048 35 20, 17 21
+# 7.4 7.5. bfloat16, d 512, 32 heads, backward, seqlen 16384 269 108, causal 127 67; batch 8, seqlen 2048 35 20, 17 21
 WIDEST, WIDEST_OF_LONG, LONG, LONG_BAND = {4: 256, 8: 128}, {2: 256, 4: 192, 8: 64}, 1024, 4096
 BYTES = 1 << 27  # of a block of scores, if q has no more: a half takes 1.2 times as long in bfloat16, a quarter 2.3
 PARTS, LEAST = 8, 512  # of the queries of a band: parts, each of which has columns of its own, and their rows

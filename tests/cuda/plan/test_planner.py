@@ -298,17 +298,17 @@ def test_dropout_leaves_room_for_both_sums_of_small_head_dims(d, deterministic, 
 
 @pytest.mark.parametrize(("d", "names"), [(32, KV_AND_Q), (40, KV_SUMS)])
 def test_no_sums_that_are_much_larger_than_dq(d, names):
-    q = array(2, 8, 1000, d)
+    q = array(2, 8, 2000, d)
     _, backward = plans(HOPPER, q, q, q)
     assert kernels(backward) == ["delta", *names]
 
 
 @pytest.mark.parametrize(("n", "d", "options", "names"), [
-    (256, 32, {}, ["mma_backward", "round_dq"]),
-    (257, 32, {}, KV_AND_Q),
-    (256, 40, {}, KV_SUMS),
-    (256, 32, {"deterministic": True}, KV_AND_Q),
-    (256, 32, {"score": na.Softcap(9.0)}, KV_AND_Q),
+    (1024, 32, {}, ["mma_backward", "round_dq"]),
+    (1025, 32, {}, KV_AND_Q),
+    (1024, 40, {}, KV_SUMS),
+    (1024, 32, {"deterministic": True}, KV_AND_Q),
+    (1024, 32, {"score": na.Softcap(9.0)}, KV_AND_Q),
 ], ids=str)  # fmt: skip
 def test_short_sequences_of_few_features_have_kernels_for_ampere(n, d, options, names):
     """Hopper's would multiply as many zeros."""
