@@ -406,7 +406,7 @@ FAULTS = {
     },
     "test_what_nobody_sees_may_be_nan_and_moves_no_centre": {
         "points/pairs.py": {"points = np.where(seen, points, math.inf)": "points = points"},
-        "points/kernels.py": {"products = np.where(gradient == 0, 0, x * gradient)": "products = x * gradient"},
+        "points/kernels.py": {"products = np.where(gradient == 0, 0, x * gradient)": "products = (x * gradient)"},
     },
     "test_what_nobody_sees_has_no_cosine": {
         "points/kernels.py": {"_across(_with(gradient, x), gradient))": "_across(x, gradient))"},
