@@ -62,7 +62,7 @@ def means_of(x: Any, y: Any, labels: Any, weights: Any) -> Any:
     (last, d), total, dtype, of_d = y.shape, len(x), np.dtype(sum_type(x.dtype)), chunks_of(x.dtype, y.shape[1])
     order, most = np.argsort(labels, kind="stable"), max(PART, -(-total // PARTS))  # labels of -1 come first
     starts, parts, means, squares, mass = (
-        np.empty_like(x, of, shape=shape)
+        np.empty(shape, of, like=x)
         for shape, of in (
             ((last + 1,), np.int64), ((total // most + last, -(-(d + of_d + 1) // 4) * 4), dtype), ((last, d), y.dtype),
             ((last, of_d), dtype), ((last,), dtype),

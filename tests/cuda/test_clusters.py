@@ -20,8 +20,8 @@ def in_world(world, monkeypatch):
     monkeypatch.setattr(module, "launch", launch_some)
 
 
-def check(rng, dtype, m, k, d, batch=(), labels=None, is_weighed=False):
-    x, y = (rng.standard_normal((*batch, rows, d)).astype(dtype) for rows in (m, k))
+def check(rng, dtype, m, k, d, batch=(), labels=None, is_weighed=False, order="C"):
+    x, y = (rng.standard_normal((*batch, rows, d)).astype(dtype, order=order) for rows in (m, k))
     problem, inputs = describe(x, y, y[..., :0])
     if labels is None:
         labels = rng.integers(-1, k, (*batch, m))
@@ -55,6 +55,11 @@ def test_parts(rng, monkeypatch):
     labels = np.repeat([-1, 1, 2, 5], [3, 16, 17, 100])
     check(rng, np.float32, len(labels), 8, 5, labels=rng.permutation(labels))
     check(rng, np.float32, 300, 2, 5, labels=np.ones(300))
+
+
+@simulated_only
+def test_columns_that_are_contiguous(rng):
+    check(rng, np.float32, 40, 3, 20, order="F")
 
 
 @simulated_only
@@ -125,6 +130,7 @@ FAULTS = {
         "(labels < clusters)": "(labels <= clusters)",
         "& (beyond <= total)": "& (beyond <= total + 1)",
     },
+    "test_columns_that_are_contiguous": {"np.empty(shape, of, like=x)": "np.empty_like(x, of, shape=shape)"},
     "test_few_points": {"if last:": "if True:"},
     "test_empty_clusters": {"where(weight > ZERO, weight, ONE)": "weight"},
     "cuda/kernels/shared/block_rows.py": {
