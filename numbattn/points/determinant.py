@@ -17,7 +17,7 @@ from .formula import quiet
 from .gradients import LogDeterminantGradients, added
 from .product import product_vjp
 from .solve import of_matrix, solved, warn_of
-from .systems import Preconditioner, System
+from .systems import Preconditioner, System, one_column
 
 
 def log_determinant(
@@ -195,7 +195,7 @@ class _Call:
         b, c = np.concatenate([Z, M.U], axis=-1), np.concatenate([rest, along], axis=-1)
         dx, kernel, factor = of_matrix(system, b, dS * c)
         x, inverse = system.alone, np.moveaxis(np.broadcast_to(dS / M.rest, Z[..., :1].shape)[..., None], -3, 0)
-        one = np.ones_like(x[..., :1])
+        one = one_column(x)
         own = product_vjp(x, x, one, system.kernel)[1](inverse)
         ridge = (b * c * dS).sum(dtype=np.float64) + inverse.sum(dtype=np.float64)
         if factor is not None:

@@ -194,12 +194,13 @@ def distances(block: PairBlock, kind: Any = GAUSSIAN) -> Any:
 
 
 def displaced(block: PairBlock, kind: Any, weights: Any) -> Any:
-    """sum_j weights_ij dt_ij / dx_i"""
-    x, y = block.x, block.y
+    """sum_j weights_ij dt_ij / dx_i. Points that are not finite may be hidden, or have weights that are not either."""
+    if kind.is_of_pairs:
+        return kind.gradient(block.x, block.y, weights)
+    x, y = (np.where(np.isfinite(z), z, 0) for z in (block.x, block.y))
+    block = block._replace(x=x, y=y)
     if kind.is_of_product:
         return weights @ y
-    if kind.is_of_pairs:
-        return kind.gradient(x, y, weights)
     if x.shape[-1] > DIFFERENCES:
         return 2 * (x * weights.sum(axis=-1)[..., None] - weights @ y)
     found = np.zeros_like(x)

@@ -191,7 +191,8 @@ class Power(Kind):
             return E * step * (step - quotient(p * HALF - ONE, t))
 
         return Formula(
-            exponent=lambda t, p: power(t, p * HALF) * (RATE / p),
+            # not times RATE / p: a product is rounded, or not, where something is added to it
+            exponent=lambda t, p: power(t, p * HALF) / p * RATE,
             value=lambda t, E, p: E,
             derivative=lambda t, E, p: -(quotient(ONE, t) * (power(t, p * HALF) * (E * HALF))),
             curvature=curvature,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from ..base.checks import Array, needed
 from ..base.values import rounded
 from ..masks import Mask
@@ -86,6 +88,8 @@ def operator(x: Array, y: Array, kernel: Kernel, *, ridge: float = 0.0, mask: Ma
 @quiet
 def _times(terms: list[tuple[Any, Term]], ridge: float, v: Any) -> Any:
     """The kernel matrix times a vector (n,) or a matrix (n, e), in the dtype of sums."""
+    if np.iscomplexobj(v):
+        return _times(terms, ridge, v.real) + 1j * _times(terms, ridge, v.imag)
     _, term = terms[0]
     b = rounded(v, term.pairs.dtype)
     columns = b[:, None] if b.ndim == 1 else b

@@ -126,8 +126,9 @@ class Pairs:
         else:
             count = seen[some].sum(axis=axes, keepdims=True)
             centre = np.take_along_axis(lines, (count // 2).reshape(*sizes[:-2], 1, 1), axis=-2)
-            centre, points = (np.where(np.isinf(x), 0, x) for x in (centre, points))
-        centre = centre.reshape(sizes)
+            points = np.where(np.isinf(points), 0, points)
+        # if half of them are not finite, the origin
+        centre = np.nan_to_num(centre, nan=0.0, posinf=0.0, neginf=0.0).reshape(sizes)
         if self.x.dtype.itemsize == 2:  # such points keep their few digits where they stay: about the origin they may
             squares = (points * points).sum(axis=axes, keepdims=True, dtype=np.float64) / np.maximum(count, 1)
             is_near = 2 * (centre * centre).sum(axis=-1) <= squares.sum(axis=-1)

@@ -77,7 +77,7 @@ class System:
     def diagonal_of_kernel(self) -> Any:
         """(..., m)"""
         x = self.alone
-        return np.moveaxis(product(x, x, np.ones_like(x[..., :1]), self.kernel)[..., 0, 0], 0, -1)
+        return np.moveaxis(product(x, x, one_column(x), self.kernel)[..., 0, 0], 0, -1)
 
     def preconditioner(self, name: Any, rank: Any) -> Preconditioner:
         """M."""
@@ -146,6 +146,11 @@ def diagonal(system: System, rank: int) -> Preconditioner:
 
 def nothing(system: System, rank: int) -> Preconditioner:
     return _of_rest(system.x, np.ones_like(system.x, shape=(1, 1)))
+
+
+def one_column(x: Any) -> Any:
+    """1 for each point."""
+    return np.ones((*x.shape[:-1], 1), x.dtype, like=x)
 
 
 def _of_rest(x: Any, rest: Any) -> Preconditioner:

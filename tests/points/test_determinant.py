@@ -122,6 +122,14 @@ def test_few_points(m):
     assert_allclose(backprop().ridge, m / (3 + RIDGE))
 
 
+@pytest.mark.parametrize("preconditioner", ["nystrom", "diagonal", None])
+def test_points_without_features(preconditioner):
+    about = {"kernel": points.Gaussian(), "ridge": RIDGE, "preconditioner": preconditioner}
+    value, backprop = points.log_determinant_vjp(np.zeros((5, 0)), **about)
+    assert_allclose(value, points.log_determinant(np.zeros((5, 1)), **about))
+    assert backprop().dx.shape == (5, 0)
+
+
 @pytest.mark.parametrize(("options", "kind", "message"), [
     ({"probes": 0}, ValueError, "probes: got 0, allowed 1 or more"),
     ({"seed": -1}, ValueError, "seed: got -1, allowed 0 or more"),

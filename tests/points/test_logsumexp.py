@@ -130,6 +130,16 @@ def test_weights_of_far_points_sum_to_1(rng, far):
     assert_allclose(tf, 1, rtol=1e-5)
 
 
+@pytest.mark.parametrize(("dtype", "far"), [(np.float32, 300.0), (np.float64, 3e5)])
+@pytest.mark.parametrize("power", [1.5, 3])
+def test_passes_agree_on_powers(dtype, far, power):
+    """Of which some are rounded where others are added to them."""
+    given = np.array([[far]], dtype), np.zeros((1, 1), dtype), np.zeros(1, dtype)
+    grads = points.logsumexp_vjp(*given, points.Cost(power, 0.5))[1](np.ones(1, dtype))
+    assert grads.dw == 1
+    assert_allclose(grads.dx, -(far ** (power - 1)) / 0.5, rtol=1e-6)
+
+
 def test_passes_agree_on_far_points_beside_near_ones(rng):
     """Whether their pairs lie in tiles with many near pairs, which are computed anew, or not."""
     x = np.repeat(rng.standard_normal((2, 20)), 35, axis=0)
@@ -167,6 +177,9 @@ FAULTS = {
     "test_weights_of_far_points_sum_to_1": {
         "rounded(df, self.pairs.dtype) * np.exp(-self.low)": "rounded(df, self.pairs.dtype)",
         "[..., 0] * np.exp(-self.low)": "[..., 0]",
+    },
+    "test_passes_agree_on_powers": {
+        "points/kinds.py": {"power(t, p * HALF) / p * RATE": "power(t, p * HALF) * (RATE / p)"},
     },
     "test_gradients_are_those_of_finite_differences": {
         "dy = self.term.exchanged.gradient(dF, one, W, rows)": "dy = self.term.exchanged.gradient(dF, one, rows=W)",

@@ -31,8 +31,9 @@ def test_masks_and_ridges(rng):
     K, mask = np.exp(-plain.squares(x, x, 1) / 2), na.Causal()
     A = points.operator(x, x, points.Gaussian(), ridge=0.5, mask=mask)
     wanted = np.where(mask.dense(20, 20), K, 0) + 0.5 * np.eye(20)
-    assert_allclose(A @ v, wanted @ v)
-    assert_allclose(A.T @ v, wanted.T @ v)
+    for vector in (v, v + 1j * rng.random(20)):
+        assert_allclose(A @ vector, wanted @ vector)
+        assert_allclose(A.T @ vector, wanted.T @ vector)
 
 
 def test_solvers(xp, rng):

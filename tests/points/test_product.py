@@ -191,6 +191,20 @@ def test_what_nobody_sees_may_be_nan_and_moves_no_centre(rng):
     assert_allclose(points.product(x, y, b, points.Laplacian(), mask=mask), s, rtol=1e-9)
 
 
+@pytest.mark.parametrize("kernel", [points.Matern(1.5) * points.Cauchy(), points.Gaussian(np.array([1.0, 2.0]))],
+                         ids=["product", "lengths"])  # fmt: skip
+def test_nan_stays_in_its_segment(rng, kernel):
+    """Also if it is half of all points."""
+    x, y, b = rng.random((3, 20, 2))
+    y[:10] = np.nan
+    options = {"mask": na.Segments([0, 10, 20])}
+    s, backprop = points.product_vjp(x, y, b, kernel, **options)
+    alone, backprop_alone = points.product_vjp(x[10:], y[10:], b[10:], kernel)
+    assert_allclose(s[10:], alone, rtol=1e-12)
+    for found, wanted in zip(backprop(np.ones((20, 2))), backprop_alone(np.ones((10, 2)))):
+        assert_allclose(found[10:], wanted, rtol=1e-10, atol=1e-12)
+
+
 def test_what_nobody_sees_has_no_cosine(rng):
     """Also where each element of the batch that shares a cloud sees other points of it."""
     x, y, b, ds = (rng.standard_normal(shape) for shape in ((7, 3), (2, 9, 3), (2, 9, 2), (2, 7, 2)))
@@ -382,6 +396,12 @@ def test_errors_of_masks():
 
 
 FAULTS = {
+    "test_nan_stays_in_its_segment[product]": {
+        "points/formula.py": {"np.where(np.isfinite(z), z, 0) for z in (block": "z for z in (block"},
+    },
+    "test_nan_stays_in_its_segment[lengths]": {
+        "points/pairs.py": {"np.nan_to_num(centre, nan=0.0, posinf=0.0, neginf=0.0)": "centre"},
+    },
     "test_shapes": {
         "sum_broadcast(factor * db, self.b.shape)": "sum_broadcast(db, self.b.shape)",
         "points/pairs.py": {

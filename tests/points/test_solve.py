@@ -202,6 +202,12 @@ def test_few_points(m, e):
     assert backprop(b).dx.shape == (m, 3)
 
 
+@pytest.mark.parametrize("preconditioner", ["nystrom", "diagonal", None])
+def test_points_without_features(preconditioner):
+    x, b, about = np.zeros((5, 0)), np.ones((5, 1)), {"ridge": RIDGE, "preconditioner": preconditioner}
+    assert_allclose(points.solve(x, b, points.Gaussian(), **about).x, b / (5 + RIDGE))
+
+
 X, B = np.zeros((4, 3)), np.zeros((4, 2))
 
 
