@@ -88,7 +88,7 @@ class Clouds:
                 raise ValueError(f"cost: got {cost}, whose values are not finite in {self.pairs.dtype}, divided by "
                                  "epsilon")
             return math.log(max(largest, 1), SHRINKAGE)
-        radius = max(_radius(*given) for given in zip((self.term.x, self.term.y), self.pairs.seen))
+        radius = float(np.max([_radius(*given) for given in zip((self.term.x, self.term.y), self.pairs.seen)]))
         if not math.isfinite(radius):
             raise ValueError(f"x, y: got points that are not finite in {self.pairs.dtype}, divided by epsilon**(1 / "
                              f"power), {cost._one_length:g}, and squared: expected nearer ones, or a larger "

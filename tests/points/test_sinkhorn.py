@@ -577,6 +577,7 @@ def test_no_points():
 
 
 X, W = np.zeros((4, 3)), np.full(4, 0.25)
+NAN_IN_ONE = np.array([1, np.nan, 1, 1])[:, None]
 
 
 @pytest.mark.parametrize(("given", "options", "kind", "message"), [
@@ -590,6 +591,8 @@ X, W = np.zeros((4, 3)), np.full(4, 0.25)
     ((X, X, W, np.full(4, np.nan), COST), {}, ValueError, "b: got weights from nan to nan"),
     ((X, X + 1, W, W, points.Cost(2, 1e-310)), {}, ValueError, "x, y: got points that are not finite in float64, div"),
     ((X, X + np.nan, W, W, COST), {}, ValueError, "x, y: got points that are not finite in float64, divided by eps"),
+    ((X, X * NAN_IN_ONE, W, W, COST), {}, ValueError, "x, y: got points that are not finite in float64, divided by"),
+    ((X * NAN_IN_ONE, X, W, W, COST), {}, ValueError, "x, y: got points that are not finite in float64, divided by"),
     ((X, X + 1, W, W, points.Cost(2, 1e-310)), {}, ValueError, r"\(1 / power\), 1e-155, and .* epsilon than 1e-310"),
     ((*map(np.float32, (X, X, W, W)), points.Cost(0.5, 1e-30)), {}, ValueError, "the length 1e-60, allowed 1.18e-38"),
     ((X, X, W, W, points.Gaussian()), {}, TypeError, r"cost: got Gaussian\(length=1.0\), expected points.Cost"),
