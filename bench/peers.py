@@ -273,9 +273,9 @@ def _fa4(q, k, v, do, **options):
 
 
 def _fa3(q, k, v, do, causal, window):
+    jax = import_jax()
     from flash_attn3_jax.flash import _flash_mha_bwd, _flash_mha_fwd
 
-    jax = import_jax()
     options = {"softmax_scale": q.shape[-1] ** -0.5, "is_causal": causal, "window_size": window}
     forward, gradients = (jax.jit(partial(call, **options)) for call in (_flash_mha_fwd, _flash_mha_bwd))
 

@@ -189,9 +189,9 @@ def jvp_flash(of, x, causal):
 
 
 def fa4_jax(of, x, causal):
+    jax = import_jax()
     from fa4_jax import flash_attn
 
-    jax = import_jax()
     primal, tangents = ([jax.numpy.asarray(array.get().swapaxes(1, 2)) for array in arrays]  # sequence before heads
                         for arrays in (x.primal, x.tangents))  # fmt: skip
     call = jax.jit(partial(jax.jvp, partial(flash_attn, causal=causal)))

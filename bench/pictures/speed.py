@@ -101,10 +101,12 @@ def fa3(results):
                                     if not math.isnan(record["errors"].get(name, math.nan))}}
                for record in results["speed"]]  # fmt: skip
     figure, text = speed(results | {"speed": records})
+    if wrong:
+        text = (f"Where its results are NaN, in {len(wrong)} cells of {min(wrong)} to {max(wrong)} TFLOP/s, nothing is "
+                f"compared. {text}")  # fmt: skip
     version = results["machine"]["versions"]["flash-attn3-jax"]
     return figure, (f"FlashAttention 3's kernels are those of flash-attn3-jax {version}, for JAX, up to a head_dim of "
-                    f"128. Where its results are NaN, in {len(wrong)} cells of {min(wrong)} to {max(wrong)} TFLOP/s, "
-                    f"nothing is compared. {text}")  # fmt: skip
+                    f"128. {text}")  # fmt: skip
 
 
 def speed_rows(records, where=""):

@@ -155,7 +155,7 @@ def of_keys(x: Any) -> Any:
 def blocks(problem: Any, inputs: Any, empty: Any, dtypes: list[Any]) -> Iterator[tuple[Block, list[Any]]]:
     """The Blocks of a call, each with memory for arrays of these dtypes, the first that of sums, with aligned rows."""
     lo, hi, m, n = *inputs.mask._band(problem.seqlen_q, problem.seqlen_k)[:2], problem.seqlen_q, problem.seqlen_k
-    nbytes = max(BYTES, inputs.q.nbytes)    # S has the same bits in both passes
+    nbytes = max(BYTES, inputs.q.nbytes)    # in both passes, so that S has the same bits
     most, unit = nbytes // dtypes[0].itemsize, VECTOR_BYTES // dtypes[-1].itemsize
     rows, width = min(m, max(most // n, 1)), -(-n // unit) * unit
     if lo > 1 - m or hi < n - 1:

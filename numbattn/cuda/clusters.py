@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 
 from .kernel import kernel_factory, launch
-from .kernels.shared.block_rows import reduce_rows_step
+from .kernels.shared.block_rows import reduce_rows_step, transposed
 from .kernels.shared.layouts import sum_type, vector
 from .kernels.shared.schedule import split
 from .tile import (
-    WARP,
     Alignment,
     SharedMemory,
     aligned,
@@ -61,13 +60,12 @@ def means_of(x: Any, y: Any, labels: Any, weights: Any) -> Any:
     columns."""
     (last, d), total, dtype, of_d = y.shape, len(x), np.dtype(sum_type(x.dtype)), chunks_of(x.dtype, y.shape[1])
     order, most = np.argsort(labels, kind="stable"), max(PART, -(-total // PARTS))  # labels of -1 come first
-    starts, parts, means, squares, mass = (
-        np.empty(shape, of, like=x)
-        for shape, of in (
-            ((last + 1,), np.int64), ((total // most + last, -(-(d + of_d + 1) // 4) * 4), dtype), ((last, d), y.dtype),
-            ((last, of_d), dtype), ((last,), dtype),
-        )
-    )  # fmt: skip
+
+    def new(of, *shape):
+        return np.empty(shape, of, like=x)
+
+    starts, parts = new(np.int64, last + 1), new(dtype, total // most + last, -(-(d + of_d + 1) // 4) * 4)
+    means, squares, mass = new(y.dtype, last, d), new(dtype, last, of_d), new(dtype, last)
     if last:
         lanes, given, sizes = lanes_of(x.dtype, d), () if weights is None else (weights.ravel(),), (most, of_d)
         steps = np.int32(1 << total.bit_length() >> 1)
@@ -175,7 +173,7 @@ def means_kernel(dtype, lanes):
     OF_LANE = vector(np.dtype(ACC))
     TILE = tile_of(lanes * vector(dtype) // OF_LANE, OF_LANE)
     (ROWS, COLS), LINES, ZERO, ONE = TILE.shape, TILE.row_vector(), ACC(0), ACC(1)
-    COLUMN = simt(COLS, ROWS, THREADS, min(ROWS, WARP), 1).row_vector()
+    COLUMN = transposed(TILE, THREADS).row_vector()
     sum_of_rows, sum_of_lines = (reduce_rows_step(shared, layout, ACC, THREADS, row_sum) for layout in (TILE, LINES))
 
     def means_of_clusters(mMeans, mMass, mSquares, mY, mParts, mStarts, most, chunks):
