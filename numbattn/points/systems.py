@@ -150,7 +150,7 @@ def nothing(system: System, rank: int) -> Preconditioner:
 
 def one_column(x: Any) -> Any:
     """1 for each point."""
-    return np.ones((*x.shape[:-1], 1), x.dtype, like=x)
+    return np.ones_like(x, order="C", shape=(*x.shape[:-1], 1))
 
 
 def _of_rest(x: Any, rest: Any) -> Preconditioner:
