@@ -129,8 +129,8 @@ def names_of_examples(request, doctest_namespace):
     PLACE, BOXES = shared.tile(2, 4, np.float32), shared.boxes(8, 64, np.float16)
     RING = tile.Pipeline.within(shared, shared.tile(1, 4, np.int32, stages=2), readers=1)
 
-    def run(kernel, *arrays, threads=32):
-        tile.simulate(kernel, (1, 1, 1), threads, SHARED_BYTES, *arrays)
+    def run(kernel, *arrays, threads=32, cluster=1):
+        tile.simulate(kernel, (cluster, 1, 1), threads, SHARED_BYTES, *arrays, cluster=cluster)
         return arrays[-1]
 
     def show(function, layout=TILE):

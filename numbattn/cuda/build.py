@@ -73,7 +73,7 @@ class GivenSource:
         """What it is compiled from."""
         made = self.given
         maps = tuple(map(tuple, made.tensor_maps))
-        return self.made_by, str(made.signature), made.threads, made.blocks, made.shared, maps, made.overlaps
+        return self.made_by, str(made.signature), made.threads, made.blocks, made.shared, maps, made.overlaps, made.cluster
 
     def source(self):
         return self.given
@@ -99,6 +99,7 @@ class Source:
     shared: int = 0  # bytes of dynamic shared memory
     tensor_maps: tuple = ()  # of TensorMapArgument
     overlaps: bool = False  # from Hopper on it may start before the stream's previous kernel ends; it waits itself
+    cluster: int = 1  # blocks of a cluster: see tile.cluster
 
 
 @dataclass(frozen=True)
@@ -182,6 +183,8 @@ def compile_ptx(source, cc, name="kernel"):
 
     ptx = to_ptx(source.function, source.signature, cc, source.threads, source.blocks)
     mangled = re.search(r"\.visible \.entry (\w+)\(", ptx)[1]
+    if source.cluster > 1:
+        ptx = ptx.replace(".maxntid", f".reqnctapercluster {source.cluster}, 1, 1\n.maxntid", 1)
     return _by_value(ptx.replace(mangled, name), name, _tensor_map_parameters(source))
 
 

@@ -36,7 +36,7 @@ ACCESS = re.compile(r"(ld|st|atom|red)\.\S*global|cp\.async")
 def execute(key, source, grid, *arguments):
     """A kernel in the world of the test."""
     if simulated():
-        simulate(source.function, grid, source.threads, source.shared, *arguments)
+        simulate(source.function, grid, source.threads, source.shared, *arguments, cluster=source.cluster)
     else:
         interpret(compiled(key), grid, source.threads, source.shared, *arguments)
 

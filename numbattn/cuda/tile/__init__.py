@@ -35,7 +35,7 @@ plain one. Numbers take the dtype of the tile that they are combined with. With 
 | column_pairs, paired | its even and odd columns, and the tile of these | |
 | shifted | the rows of a tile, moved one column on | |
 | transposed_halves | 2x2 matrices of half words in two lanes | shfl.bfly, prmt |
-| dot, dots | a product of tiles, or several; (positive_)operand, wgmma_wait: by a warpgroup | fma, mma.sync, wgmma |
+| dot, dots | a product of tiles, or several; (positive_)operand(_columns), wgmma_wait: by a warpgroup | fma, mma.sync, wgmma |
 | Pipeline, init_pipelines, stage, advance, alongside | stages of shared memory in turn | mbarrier.init |
 | acquire, wait, release, commit, read | who may write a stage, who read it | mbarrier.try_wait, .arrive |
 | tma_load(_part, _pages), tma_store | tiles of boxes, in the background | cp.async.bulk.tensor |
@@ -44,6 +44,8 @@ plain one. Numbers take the dtype of the tile that they are combined with. With 
 | bulk_add, bulk_store | to sums of tiles that many blocks add to, in the background | cp(.reduce).async.bulk |
 | put_registers, get_registers, load_registers | a tile in register order | st.shared, ld.shared, ld.global |
 | add_registers; add_lines, load_lines | to such sums, immediately; the same in lines | red.global, ld.global |
+| cluster_rank, sync_cluster | the blocks of a cluster | %cluster_ctarank, barrier.cluster |
+| put_in_peer, commit_in_peer, release_in_peer, fence_async_proxy_of_peer | to its other block's shared memory | mapa |
 | prefetch_tensor_map, fence_async_proxy | before all these | prefetch.tensormap, fence.proxy |
 | thread_index, block_index, grid_size, warpgroup_index | where this thread is | %tid, %ctaid, %nctaid |
 | index, shape, opaque, always, lowest_bit, ballot | integers that count; bits | mov, bfind, vote.ballot |
@@ -73,6 +75,14 @@ from .accumulation import (
 )
 from .arrays import Alignment
 from .box_sums import BoxGroup, box_sums
+from .cluster import (
+    cluster_rank,
+    commit_in_peer,
+    fence_async_proxy_of_peer,
+    put_in_peer,
+    release_in_peer,
+    sync_cluster,
+)
 from .commits import commit, read
 from .conversion import bitcast, convert
 from .copies import commit_copies, copy_async, wait_copies
@@ -136,7 +146,7 @@ from .tma import (
     tma_store_complete,
     tma_store_wait,
 )
-from .warpgroup import operand, positive_operand, wgmma_wait
+from .warpgroup import operand, operand_columns, positive_operand, wgmma_wait
 from .world import device
 
 __all__ = [
@@ -177,6 +187,7 @@ __all__ = [
     "bulk_store",
     "capped",
     "clear",
+    "cluster_rank",
     "col_index",
     "cols_between",
     "column_halves",
@@ -184,6 +195,7 @@ __all__ = [
     "columns",
     "commit",
     "commit_copies",
+    "commit_in_peer",
     "convert",
     "copy_async",
     "copy_layout",
@@ -196,6 +208,7 @@ __all__ = [
     "exp",
     "exp2",
     "fence_async_proxy",
+    "fence_async_proxy_of_peer",
     "fold_elements",
     "fold_index",
     "full",
@@ -226,6 +239,7 @@ __all__ = [
     "mma",
     "opaque",
     "operand",
+    "operand_columns",
     "paired",
     "part_argmin",
     "part_sum",
@@ -233,11 +247,13 @@ __all__ = [
     "post",
     "prefetch_tensor_map",
     "put",
+    "put_in_peer",
     "put_number",
     "put_registers",
     "read",
     "reciprocal",
     "release",
+    "release_in_peer",
     "rescaled",
     "row_index",
     "row_max",
@@ -253,6 +269,7 @@ __all__ = [
     "spread",
     "sqrt",
     "stage",
+    "sync_cluster",
     "sync_threads",
     "sync_warp",
     "sync_warpgroup",

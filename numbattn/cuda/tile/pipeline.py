@@ -81,6 +81,7 @@ class Pipeline:
     readers: int
     fills: int = 1  # number of loads, or commits, that fill a stage
     once: bool = False  # whether nobody reads again what loads copy: the L2 cache gives it up first
+    in_cluster: bool = False  # whether another block of the cluster fills stages, or releases them
 
     def __str__(self):
         return f"pipeline of {self.tile.stages} {self.tile}, {self.readers} readers" + ", once" * self.once
@@ -96,8 +97,8 @@ class Pipeline:
         return self.tile.nbytes == 0
 
     @classmethod
-    def within(cls, shared, tile, readers, fills=1, once=False):
-        return cls(tile, shared.reserve(2 * tile.stages * BARRIER_BYTES), readers, fills, once)
+    def within(cls, shared, tile, readers, fills=1, once=False, in_cluster=False):
+        return cls(tile, shared.reserve(2 * tile.stages * BARRIER_BYTES), readers, fills, once, in_cluster)
 
 
 @dataclass(frozen=True)
@@ -112,28 +113,30 @@ class Stage:
     def tile(self):
         return allocate(self.pipeline.tile, self.index)
 
-    def barrier(self, free):
+    def barrier(self, free, rank=None):
+        """One of its barriers, in this block or in another one of the cluster."""
         memory, pipeline = simulator.shared_memory(), self.pipeline
-        barriers, who, when = memory.pipelines.get(pipeline, (None, 0, np.inf))
+        key = pipeline, simulator.rank() if rank is None else rank
+        barriers, who, when = memory.pipelines.get(key, (None, 0, np.inf))
         if memory.clocks[0, simulator.thread_index(), who] < when:
             raise RaceError(f"thread {simulator.thread_index()} uses a {pipeline}, and no barrier says that it is open")
         return barriers[free][self.index]
 
-    @property
-    def parities(self):
+    def parities(self, rank=None):
         """Where the barrier of `filled` keeps its parity, one for each warpgroup that fills: a wait reads it."""
-        at, granule = self.pipeline.barriers + self.index * BARRIER_BYTES, GRANULE
+        start, granule = simulator.block().shared_bytes * (simulator.rank() if rank is None else rank), GRANULE
+        at = start + self.pipeline.barriers + self.index * BARRIER_BYTES
         return simulator.shared_memory().granules[at // granule : (at + BARRIER_BYTES) // granule]
 
-    def next_round(self):
+    def next_round(self, rank=None):
         """The stage is filled anew: whoever still waits for the round before would wait for ever."""
-        parities = self.parities
+        parities = self.parities(rank)
         mine = simulator.thread_index() // WARPGROUP % len(parities)
         granules = parities[mine : mine + 1]
         simulator.shared_memory().note_write(granules, pages_of(granules), of=BARRIERS_OR_WAITS)
 
     def note_wait(self):
-        memory, parities = simulator.shared_memory(), self.parities
+        memory, parities = simulator.shared_memory(), self.parities()
         memory.note_read(parities[memory.writer[parities] != NOBODY], pages_of(parities))
 
 
@@ -178,13 +181,13 @@ def init_pipelines(*pipelines):
     array([1.])
     """
     me, memory = simulator.thread_index(), simulator.shared_memory()
-    for pipeline in pipelines if me == 0 else ():
+    for pipeline in pipelines if me % simulator.block().threads_of_block == 0 else ():
         kinds = ("filled", pipeline.fills), ("free", pipeline.readers)
         barriers = [
             [Barrier(f"{name} of stage {index} of a {pipeline}", count) for index in range(pipeline.tile.stages)]
             for name, count in kinds
         ]
-        memory.pipelines[pipeline] = barriers, me, memory.tell()[0, me]
+        memory.pipelines[pipeline, simulator.rank()] = barriers, me, memory.tell()[0, me]
 
 
 @init_pipelines.lowering
@@ -267,16 +270,17 @@ def alongside(stage, other):
     return stage(stage, other), lambda b, _, other: other
 
 
-def emit_wait(b, barrier, parity):
+def emit_wait(b, pipeline, barrier, parity):
     """Wait until the barrier's phase of this parity is over."""
-    text = """{
+    scope = ".acquire.cluster" if pipeline.in_cluster else ""
+    text = f"""{{
         .reg .pred over;
     again:
-        mbarrier.try_wait.parity.shared::cta.b64 over, [$0], $1;
+        mbarrier.try_wait.parity{scope}.shared::cta.b64 over, [$0], $1;
         @over bra done;
         bra again;
     done:
-    }"""
+    }}"""
     asm(b, text, VOID, barrier, parity, effect=True)
 
 
@@ -306,7 +310,7 @@ def acquire(stage):
         if stage.pipeline.is_empty:
             return
         index, parity = unpack(b, value)
-        emit_wait(b, emit_barrier(b, stage.pipeline, index, True), b.xor(parity, I32(1)))
+        emit_wait(b, stage.pipeline, emit_barrier(b, stage.pipeline, index, True), b.xor(parity, I32(1)))
 
     return types.void(stage), generate
 
@@ -338,7 +342,7 @@ def wait(stage):
         if stage.pipeline.is_empty:
             return
         index, parity = unpack(b, value)
-        emit_wait(b, emit_barrier(b, stage.pipeline, index, False), parity)
+        emit_wait(b, stage.pipeline, emit_barrier(b, stage.pipeline, index, False), parity)
 
     return types.void(stage), generate
 

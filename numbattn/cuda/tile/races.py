@@ -44,19 +44,19 @@ class WatchedMemory:
     me: returns the number of the calling thread.
     """
 
-    def __init__(self, nbytes, threads, me):
+    def __init__(self, nbytes, threads, me, workers=WORKERS):
         self.me = me
         granules = -(-nbytes // GRANULE)
         self.bytes = np.full(granules * GRANULE, 0xFF, np.uint8)
         self.granules = np.arange(granules)
         self.writer = np.full(granules, NOBODY, np.int32)
         self.written = np.zeros(granules, np.int32)
-        pages = mmap.mmap(-1, 4 * (threads + WORKERS) * granules + 1)  # zeros that take no time until they are touched
-        self.read = np.ndarray((threads + WORKERS, granules), np.int32, pages)
-        self.last_read = np.zeros(((granules >> PAGE_BITS) + 1, threads + WORKERS), np.int32)  # per page
+        pages = mmap.mmap(-1, 4 * (threads + workers) * granules + 1)  # zeros that take no time until they are touched
+        self.read = np.ndarray((threads + workers, granules), np.int32, pages)
+        self.last_read = np.zeros(((granules >> PAGE_BITS) + 1, threads + workers), np.int32)  # per page
         self.fetched_by = np.full(granules, -1, np.int32)  # who waits for what is on its way to a granule
         self.fetches = {}  # what each thread fetches: group by group, the last one open
-        self.clocks = np.zeros((3, threads + WORKERS + 1, threads + WORKERS + 1), np.int32)
+        self.clocks = np.zeros((3, threads + workers + 1, threads + workers + 1), np.int32)
         self.clocks[..., NOBODY] = -1  # no thread knows of writes that are still to come
         np.fill_diagonal(self.clocks[0, :threads, :threads], 1)
         self.numbers = {f"thread {number}": number for number in range(threads)}  # and the units' numbers, after them

@@ -32,11 +32,14 @@ class Tile:
     def __init__(self, plan, memory, values, granules, places):
         self.plan, self.memory, self.values, self.granules, self.places = plan, memory, values, granules, places
         self.pages, self.parts = pages_of(granules), {}
+        self.at = None  # the place and the stage, of whole tiles
 
     @cached_property
     def T(self):
         plan = replace(self.plan, transposed=not self.plan.transposed)
-        return Tile(plan, self.memory, self.values, self.granules, self.places.T)
+        turned = Tile(plan, self.memory, self.values, self.granules, self.places.T)
+        turned.at = self.at
+        return turned
 
     def granules_of(self, rows, cols):
         return self.granules[self.places[rows, cols]]
@@ -89,14 +92,21 @@ def allocate(plan, stage=0):
            [2., 6.],
            [3., 7.]], dtype=float32)
     """
-    memory, stage = simulator.shared_memory(), int(stage)
-    if (plan, stage) not in memory.tiles:
-        memory.tiles[plan, stage] = _tile(plan, stage, memory)
-    return memory.tiles[plan, stage]
+    return tile_of_block(simulator.rank(), plan, int(stage))
 
 
-def _tile(plan, stage, memory):
-    item, start = plan.dtype.itemsize, plan.offset + stage * plan.stride
+def tile_of_block(rank, plan, stage):
+    """The tile in the memory of a block of a cluster, in plain Python."""
+    memory, key = simulator.shared_memory(), (rank, plan, stage)
+    if key not in memory.tiles:
+        start = rank * simulator.block().shared_bytes + plan.offset + stage * plan.stride
+        memory.tiles[key] = _tile(plan, start, memory)
+        memory.tiles[key].at = plan, stage
+    return memory.tiles[key]
+
+
+def _tile(plan, start, memory):
+    item = plan.dtype.itemsize
 
     def cut(flat, step):
         return flat[start // step :][: plan.nbytes // step]

@@ -13,7 +13,7 @@ import numpy as np
 
 from .fibers import Fiber, current
 from .layout import WARP
-from .races import NOTHING, RaceError, WatchedMemory
+from .races import NOTHING, WORKERS, RaceError, WatchedMemory
 
 
 class DeadlockError(RuntimeError):
@@ -28,6 +28,7 @@ class DeadlockError(RuntimeError):
 
 
 _running = threading.local()  # .thread: the simulated thread
+ALIGNMENT = 1024  # of the shared memory of a cluster's blocks
 
 
 class Stopped(BaseException):
@@ -36,8 +37,13 @@ class Stopped(BaseException):
 
 # ------------------------------------------------------------------------------------------- what primitives call
 def thread_index():
-    """The number of this thread in its block."""
+    """The number of this thread in its block, or cluster."""
     return _running.thread.number
+
+
+def rank():
+    """The number of this thread's block in its cluster."""
+    return _running.thread.rank
 
 
 def thread():
@@ -68,17 +74,22 @@ def sync_lanes():
     _meet_in_warp(None)
 
 
+def of_block(name):
+    """The name of something that each block has."""
+    return f"{name}, in block {rank()} of its cluster" if rank() else name
+
+
 def shared_memory():
-    """The block's shared memory."""
+    """The block's shared memory; that of a cluster's blocks is one, too."""
     return _running.thread.block.shared
 
 
 def barrier(what, count, kind=None):
     """The block's barrier with this name, for `count` arrivals."""
-    block = _running.thread.block
-    if what not in block.barriers:
-        block.barriers[what] = (kind or Barrier)(what, count)
-    return block.barriers[what]
+    barriers, key = _running.thread.block.barriers, (what, rank())
+    if key not in barriers:
+        barriers[key] = (kind or Barrier)(what, count)
+    return barriers[key]
 
 
 # ------------------------------------------------------------------------------------------------ threads, barriers
@@ -190,10 +201,10 @@ class Barrier:
 
 
 class Thread:
-    """One GPU thread of each block in turn."""
+    """One GPU thread of each block, or cluster, in turn."""
 
-    def __init__(self, number):
-        self.number, self.block, self.received, self.gate = number, None, None, None
+    def __init__(self, number, rank):
+        self.number, self.rank, self.block, self.received, self.gate = number, rank, None, None, None
         self.fiber = Fiber(self.run)
         self.fiber.switch()  # started by another thread, it would count the calls of that one as its own
 
@@ -221,17 +232,28 @@ class Thread:
 
 
 class SimulatedBlock:
-    def __init__(self, body, place, grid, crew, shared_bytes, order):
+    """A block, or the blocks of a cluster: then `place` is that of the first one, and the others' threads and bytes of
+    shared memory come after its own."""
+
+    def __init__(self, body, place, grid, crew, shared_bytes, order, cluster=1):
         self.body, self.place, self.grid, self.threads, self.order = body, place, grid, crew, order
         threads = self.alive = len(crew)
-        self.shared = WatchedMemory(shared_bytes, threads, thread_index)
+        self.shared_bytes = -(-shared_bytes // ALIGNMENT) * ALIGNMENT if cluster > 1 else shared_bytes
+        self.shared = WatchedMemory(self.shared_bytes * cluster, threads, thread_index, WORKERS * cluster)
         self.ready, self.barriers = deque(crew), {}
-        self.everyone = Meeting("sync_threads()", range(threads))
+        of_block = self.threads_of_block = threads // cluster
+        self.blocks = [
+            Meeting("sync_threads()", range(first, first + of_block)) for first in range(0, threads, of_block)
+        ]
+        self.cluster = Meeting("sync_cluster()", range(threads))
         self.warps = [
             Meeting(f"a warp operation of warp {first // WARP}", range(first, min(first + WARP, threads)))
             for first in range(0, threads, WARP)
         ]
         self.failure, self.caller = None, current()
+
+    def everyone_of(self, thread):
+        return self.blocks[thread.rank]
 
     def warp_of(self, thread):
         return self.warps[thread.number // WARP]
@@ -273,7 +295,8 @@ class SimulatedBlock:
     def leave(self, thread):
         self.alive -= 1
         if not self.failure:
-            self.everyone.leave(thread)
+            self.everyone_of(thread).leave(thread)
+            self.cluster.leave(thread)
             self.warp_of(thread).leave(thread)
         self.pass_on()
 
@@ -299,7 +322,7 @@ def spans(numbers):
 
 
 # -------------------------------------------------------------------------------------------------------- kernels
-def simulate(kernel, grid, threads, shared_bytes, *arguments, seed=None):
+def simulate(kernel, grid, threads, shared_bytes, *arguments, seed=None, cluster=1):
     """Run a kernel thread by thread.
 
     Parameters
@@ -313,6 +336,8 @@ def simulate(kernel, grid, threads, shared_bytes, *arguments, seed=None):
         bfloat16 arrays as they are, or seen as uint16.
     seed : int, optional
         Shuffles the order in which the threads run.
+    cluster : int, optional
+        How many blocks next to each other are a cluster: see `cluster`.
 
     >>> y = np.zeros(4)
     >>> def kernel(y):
@@ -323,9 +348,10 @@ def simulate(kernel, grid, threads, shared_bytes, *arguments, seed=None):
     array([4., 4., 4., 4.])
     """
     order, failure = None if seed is None else random.Random(seed), None
-    crew = [Thread(number) for number in range(threads)]
-    for place in np.ndindex(*grid[::-1]):
-        failure = SimulatedBlock(lambda: kernel(*arguments), place[::-1], grid, crew, shared_bytes, order).run()
+    crew = [Thread(number, number // threads) for number in range(threads * cluster)]
+    for *above, first in np.ndindex(*grid[:0:-1], grid[0] // cluster):
+        place = first * cluster, *above[::-1]
+        failure = SimulatedBlock(lambda: kernel(*arguments), place, grid, crew, shared_bytes, order, cluster).run()
         if failure:
             break
     for thread in crew:

@@ -13,7 +13,7 @@ from .emit import thread_index as emit_thread_index
 from .fragment import WORDS, name_of
 from .integers import INDEX
 from .layout import WARPGROUP, WARPGROUP_BITS
-from .simulator import barrier, block, gather_lanes, sync_lanes
+from .simulator import barrier, block, gather_lanes, rank, sync_lanes, thread
 from .simulator import thread_index as my_index
 from .world import primitive
 
@@ -29,7 +29,7 @@ def thread_index():
     >>> run(kernel, np.zeros(32))[:4]
     array([0., 2., 4., 6.])
     """
-    return np.int32(my_index())
+    return np.int32(my_index() % block().threads_of_block)
 
 
 @thread_index.lowering
@@ -45,7 +45,7 @@ def block_index(axis=0):
     array([[8., 8.]])
     """
     demand_literal("block_index", axis)
-    return np.int32(block().place[axis])
+    return np.int32(block().place[axis] + (rank() if axis == 0 else 0))
 
 
 @primitive
@@ -92,7 +92,7 @@ def sync_threads():
     >>> run(kernel, np.zeros(32), np.zeros(32))[:4]
     array([31., 30., 29., 28.])
     """
-    block().everyone.meet()
+    block().everyone_of(thread()).meet()
 
 
 @sync_threads.lowering
@@ -197,7 +197,7 @@ def ballot(truth):
 
 
 def warpgroup_of():
-    return my_index() >> WARPGROUP_BITS
+    return my_index() % block().threads_of_block >> WARPGROUP_BITS
 
 
 def emit_warpgroup(b):

@@ -63,7 +63,7 @@ def tma_load(stage, matrices, batch, head, row):
     check_boxes("tma_load", plan)
     if stage.pipeline.is_empty:
         return
-    part, values = _rows(matrices, plan, batch, head, row), np.zeros(plan.shape, plan.dtype)
+    part, values = _part(matrices, plan, batch, head, row), np.zeros(plan.shape, plan.dtype)
     values[: part.shape[0], : part.shape[1]] = part
     _start_load(stage, stage.tile, values)
 
@@ -77,17 +77,17 @@ def _start_load(stage, shared, values):
     """Write elements in the background; whoever waits for the stage learns of it, too."""
     memory, filled = simulator.shared_memory(), stage.barrier(free=False)
     stage.next_round()
-    unit, number = memory.start_work(f"the load of stage {stage.index} of a {stage.pipeline}")
+    unit, number = memory.start_work(simulator.of_block(f"the load of stage {stage.index} of a {stage.pipeline}"))
     shared.write(slice(None), slice(None), values, (unit, number))
     known = memory.tell()
     known[:, unit] = number
     filled.arrive(known)
 
 
-def _rows(matrices, plan, batch, head, row):
+def _part(matrices, plan, batch, head, row, col=0):
     """The part of a matrix that a tile covers, in the tile's dtype, whatever the array calls its bits."""
-    matrix = np.asarray(matrices)[batch, head].view(plan.dtype)
-    return matrix[int(row) : int(row) + plan.rows, : plan.cols]
+    matrix, row, col = np.asarray(matrices)[batch, head].view(plan.dtype), int(row), int(col)
+    return matrix[row : row + plan.rows, col : col + plan.cols]
 
 
 @tma_load.lowering
@@ -129,8 +129,7 @@ def tma_load_part(stage, shared, matrices, batch, head, row, col):
     """
     plan = shared.plan
     check_boxes("tma_load_part", plan)
-    matrix, values = np.asarray(matrices)[batch, head].view(plan.dtype), np.zeros(plan.shape, plan.dtype)
-    part = matrix[int(row) : int(row) + plan.rows, int(col) : int(col) + plan.cols]
+    part, values = _part(matrices, plan, batch, head, row, col), np.zeros(plan.shape, plan.dtype)
     values[: part.shape[0], : part.shape[1]] = part
     _start_load(stage, shared, values)
 
@@ -314,8 +313,9 @@ def fence_async_proxy():
 
 
 @primitive
-def tma_store(matrices, shared, batch, head, row):
-    """Start to copy a tile of boxes to rows `row`... of a matrix, as far as it goes. By one thread. See `pipeline`.
+def tma_store(matrices, shared, batch, head, row, col=0):
+    """Start to copy a tile of boxes to a part of a matrix, from (row, col) on, as far as it goes. By one thread. See
+    `pipeline`.
 
     >>> def kernel(y):
     ...     clear(allocate(BOXES), 0)
@@ -328,7 +328,7 @@ def tma_store(matrices, shared, batch, head, row):
     array([1., 1., 1., 1., 0., 0., 0., 0.], dtype=float16)
     """
     check_boxes("tma_store", shared.plan)
-    values, part = start_store(shared), _rows(matrices, shared.plan, batch, head, row)
+    values, part = start_store(shared), _part(matrices, shared.plan, batch, head, row, col)
     part[...] = values[: part.shape[0], : part.shape[1]]
 
 
@@ -342,18 +342,18 @@ def _stores():
 
 
 @tma_store.lowering
-def tma_store(matrices, shared, batch, head, row):
+def tma_store(matrices, shared, batch, head, row, col=0):
     plan = shared.plan
     check_boxes("tma_store", plan)
 
-    def generate(b, tensor_map, pointer, batch, head, row):
+    def generate(b, tensor_map, pointer, batch, head, row, first):
         text = "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [$0, {$1, $2, $3, $4}], [$5];"
         for col, box in boxes_of(b, plan, pointer):
-            asm(b, text, VOID, tensor_map, col, row, head, batch, box, effect=True)
+            asm(b, text, VOID, tensor_map, b.add(first, col), row, head, batch, box, effect=True)
         emit_commit(b)
 
     index = types.int32
-    return types.void(types.uint64, shared, index, index, index), generate
+    return types.void(types.uint64, shared, index, index, index, index), generate
 
 
 def emit_commit(b):

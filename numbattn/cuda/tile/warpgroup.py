@@ -31,9 +31,9 @@ from .fragment import HALF_FLOATS, Fragment, check_dtype, check_tile, element_ty
 from .fragment import fragment as pack
 from .fragment import registers as unpack
 from .global_memory import places
-from .layout import WARPGROUP, WARPGROUP_ROWS, Layout
+from .layout import WARPGROUP, WARPGROUP_ROWS, Layout, wgmma
 from .races import RaceError
-from .simulator import Barrier, barrier, shared_memory
+from .simulator import Barrier, barrier, of_block, shared_memory, thread_index
 from .synchronisation import demand_literal, warpgroup_of
 from .world import primitive
 
@@ -124,6 +124,47 @@ def _lower_operand(relu):
     return lower
 
 
+@primitive
+def operand_columns(operand, part, parts):
+    """Some columns of an operand, one of `parts` parts, both literals: a multiple of 16. See `warpgroup`.
+
+    >>> Y, SUMS = SharedMemory().boxes(16, 64, np.float16), wgmma(64)
+    >>> def kernel(x, y, z):
+    ...     put(allocate(Y), load(y, wgmma(64), 0))
+    ...     fence_async_proxy()
+    ...     sync_warpgroup()
+    ...     left = operand_columns(operand(load(x, SUMS, 0), Y), 3, 4)
+    ...     save(z, wgmma_wait(dot(SUMS, left, allocate(Y)), 0), 0)
+    """
+    layout = part_of_layout(operand.layout, parts)
+    slots = layout.cols.slots
+    return Operand(layout, operand.registers[:, part * slots : (part + 1) * slots])
+
+
+@operand_columns.lowering
+def operand_columns(operand, part, parts):
+    if not (isinstance(part, types.IntegerLiteral) and isinstance(parts, types.IntegerLiteral)):
+        return None
+    layout = part_of_layout(operand.layout, parts.literal_value)
+    out, first = OperandType(layout, operand.dtype), part.literal_value * layout.cols.slots
+
+    def generate(b, value, *_):
+        found = ir.Constant(out.llvm, ir.Undefined)
+        for i in range(layout.cols.slots):                      # rows of slots are two, pairs are of two columns
+            found = b.insert_value(found, b.extract_value(value, first + i), i)
+        return found
+
+    return out(operand, part, parts), generate
+
+
+def part_of_layout(layout, parts):
+    """The layout of one of several parts of the columns of a tile of sums."""
+    cols = layout.shape[1]
+    if cols % (parts * DEPTH):
+        raise TypingError(f"operand_columns: {layout} has no {parts} parts of a multiple of {DEPTH} columns")
+    return wgmma(cols // parts)
+
+
 operand = operand.lowering(_lower_operand(relu=False))
 positive_operand = positive_operand.lowering(_lower_operand(relu=True))
 
@@ -160,7 +201,7 @@ class Products(Barrier):
         self.of = None  # the next product: the layout of its sum, operands in shared memory
         self.shares, self.lefts = [], []  # what threads bring: shares of the sum, and of a left operand in registers
         self.sums = None  # those of the last product
-        first = warpgroup_of() * WARPGROUP
+        first = thread_index() // WARPGROUP * WARPGROUP
         self.threads = slice(first, first + WARPGROUP)
 
     def meet(self, shared):
@@ -180,7 +221,7 @@ def start_product(acc, x, y):
     The product is a piece of background work, see races.SharedMemory.
     """
     products, at, tile = _products(), places(acc.layout), None if isinstance(x, Operand) else x
-    work = shared_memory().unit(products.what), products.phases + 1
+    work = shared_memory().unit(of_block(products.what)), products.phases + 1
     if products.shares and products.of != (acc.layout, tile, y):
         raise ValueError("dot: the threads of a warpgroup multiply different tiles")
     products.of = acc.layout, tile, y

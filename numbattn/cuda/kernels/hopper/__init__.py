@@ -19,6 +19,7 @@ from . import (
     dq_sums,
     dq_turns,
     forward,
+    forward_wide,
     logsumexp,
     nearest,
     parts,
@@ -61,7 +62,15 @@ def decodes(work):
     return not work.problem.page_size or decode.takes_pages(work)
 
 
-FORWARD = Route(decodes, (decode.SPEC, combine.SPEC), WGMMA), Route(attends, (forward.SPEC,), WGMMA)
+def attends_wide(work):
+    return takes_wide(work) and forward_wide.takes(work) and reads(work) and not work.problem.page_size
+
+
+FORWARD = (
+    Route(decodes, (decode.SPEC, combine.SPEC), WGMMA),
+    Route(attends_wide, (forward_wide.SPEC,), WGMMA),
+    Route(attends, (forward.SPEC,), WGMMA),
+)
 TANGENT = (Route(takes_tangent, (tangent.SPEC,), WGMMA),)
 BACKWARD_TANGENT = (Route(backward_tangent.takes, backward_tangent.SPECS, WGMMA),)
 BACKWARD = (

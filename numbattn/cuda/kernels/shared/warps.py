@@ -93,10 +93,10 @@ def nobody(arguments):
     pass
 
 
-def source_of(kernel, signature, consumers, shared, tiles, blocks=1):
+def source_of(kernel, signature, consumers, shared, tiles, blocks=1, cluster=1):
     """The Source of such a kernel. tiles: of the tensor maps among its first arguments, None for one that is not a
-    tensor map; blocks: per multiprocessor."""
+    tensor map; blocks: per multiprocessor; cluster: blocks that run together."""
     maps = tuple(TensorMapArgument(i, tile.box) for i, tile in enumerate(tiles) if tile is not None)
     threads = WARPGROUP * (consumers + 1)
-    about = {"shared": shared.nbytes, "overlaps": True, "tensor_maps": maps, "blocks": blocks}
+    about = {"shared": shared.nbytes, "overlaps": True, "tensor_maps": maps, "blocks": blocks, "cluster": cluster}
     return Source(kernel, signature, threads, **about)
