@@ -45,7 +45,7 @@ plain one. Numbers take the dtype of the tile that they are combined with. With 
 | put_registers, get_registers, load_registers | a tile in register order | st.shared, ld.shared, ld.global |
 | add_registers; add_lines, load_lines | to such sums, immediately; the same in lines | red.global, ld.global |
 | cluster_rank, sync_cluster | the blocks of a cluster | %cluster_ctarank, barrier.cluster |
-| put_in_peer, commit_in_peer, release_in_peer, fence_async_proxy_of_peer | to its other block's shared memory | mapa |
+| put_in_peer, release_in_peer | to the other block's shared memory, in the background | st.async, mapa |
 | prefetch_tensor_map, fence_async_proxy | before all these | prefetch.tensormap, fence.proxy |
 | thread_index, block_index, grid_size, warpgroup_index | where this thread is | %tid, %ctaid, %nctaid |
 | index, shape, opaque, always, lowest_bit, ballot | integers that count; bits | mov, bfind, vote.ballot |
@@ -77,8 +77,6 @@ from .arrays import Alignment
 from .box_sums import BoxGroup, box_sums
 from .cluster import (
     cluster_rank,
-    commit_in_peer,
-    fence_async_proxy_of_peer,
     put_in_peer,
     release_in_peer,
     sync_cluster,
@@ -195,7 +193,6 @@ __all__ = [
     "columns",
     "commit",
     "commit_copies",
-    "commit_in_peer",
     "convert",
     "copy_async",
     "copy_layout",
@@ -208,7 +205,6 @@ __all__ = [
     "exp",
     "exp2",
     "fence_async_proxy",
-    "fence_async_proxy_of_peer",
     "fold_elements",
     "fold_index",
     "full",

@@ -1,9 +1,9 @@
 """Clusters: two blocks that run together, each of which reaches the shared memory of the other one, its peer.
 
-A Source with `cluster=2` has them. A pipeline `in_cluster` has stages that the peer fills: it has `put_in_peer` what
-comes there, and says so by `commit_in_peer`. The block that reads the stage says by `release_in_peer` that the peer may
-fill it again: for that the peer waits for its own barrier, by `acquire`. Before the first of these words and after the
-last one all threads `sync_cluster`: a block that has ended has no shared memory.
+A Source with `cluster=2` has them. A pipeline `in_cluster` has stages that the peer fills, by `put_in_peer`; it arrives
+in the background. The block that reads the stage says by `release_in_peer` that the peer may fill it again: for that
+the peer waits for its own barrier, by `acquire`. Before the first of these words and after the last one all threads
+`sync_cluster`: a block that has ended has no shared memory.
 
     >>> shared, ROW = SharedMemory(), simt(1, 128, 128, 1, 128)
     >>> PIPELINE = Pipeline.within(shared, shared.tile(1, 128, np.float32), readers=1, in_cluster=True)
@@ -12,11 +12,10 @@ last one all threads `sync_cluster`: a block that has ended has no shared memory
     ...     sync_cluster()
     ...     S = stage(PIPELINE, 0)
     ...     acquire(S)
-    ...     put_in_peer(S.tile, load(x, ROW, cluster_rank()))
-    ...     sync_warpgroup()
-    ...     commit_in_peer(S)
+    ...     put_in_peer(S, S.tile, load(x, ROW, cluster_rank()))
     ...     wait(S)
     ...     save(y, get(S.tile, ROW), cluster_rank())
+    ...     sync_warpgroup()
     ...     release_in_peer(S)
     ...     sync_cluster()
     >>> x = np.arange(256, dtype=np.float32).reshape(2, 128)
@@ -27,17 +26,20 @@ last one all threads `sync_cluster`: a block that has ended has no shared memory
 
 from ..compiler import types
 from . import simulator
-from .conversion import round_to, stored_values
-from .emit import I32, VOID, asm, is_first_holder, thread_index, vector_of
-from .fragment import check_tile
+from .conversion import left_pairs, round_to, stored_values
+from .emit import I32, VOID, Index, asm, base, is_first_holder, thread_index, vector_of
+from .fragment import check_tile, element_type
 from .fragment import registers as unpack
 from .global_memory import holds_first_copy, places
 from .integers import INDEX
 from .layout import WARPGROUP
 from .pipeline import emit_barrier
 from .pipeline import unpack as unpack_stage
-from .shared_memory import check_shape, shared_runs, tile_of_block
+from .shared_memory import by_matrices, check_shape, shared_runs, tile_of_block
+from .synchronisation import warpgroup_of
 from .world import primitive
+
+WORD = 4  # bytes of a store
 
 
 @primitive
@@ -54,10 +56,6 @@ def cluster_rank():
 @cluster_rank.lowering
 def cluster_rank():
     return INDEX(), emit_rank
-
-
-def emit_rank(b):
-    return asm(b, "mov.u32 $0, %cluster_ctarank;", I32)
 
 
 @primitive
@@ -82,67 +80,93 @@ def sync_cluster():
 
 
 @primitive
-def put_in_peer(shared, tile):
-    """Like `put`, into the tile at the same place in the peer's shared memory. See `cluster`."""
-    check_tile("put_in_peer", tile)
-    check_shape("put_in_peer", shared.plan, tile.layout)
-    there = tile_of_block(1 - simulator.rank(), *shared.at)
-    if shared.plan.transposed:
-        there = there.T
+def put_in_peer(stage, shared, tile):
+    """Start to put a tile that goes with a stage into the peer's shared memory, where `shared` is in this block's, by
+    the threads of a warpgroup. It fills the peer's stage. Readers that multiply it call `fence_async_proxy` after they
+    have waited. See `cluster`."""
+    _check_put(shared.plan, tile)
+    memory, peer = simulator.shared_memory(), 1 - simulator.rank()
+    work = memory.start_work(simulator.of_block(f"what warpgroup {warpgroup_of()} puts in the peer"))
     if holds_first_copy(tile.layout):
-        there.write(*places(tile.layout), round_to(shared.plan.dtype, tile.registers))
+        there = tile_of_block(peer, *shared.at)
+        there = there.T if shared.plan.transposed else there
+        there.write(*places(tile.layout), round_to(shared.plan.dtype, tile.registers), work)
+    filled, (unit, number) = stage.barrier(False, peer), work
+    if filled.arrived == 0:
+        stage.next_round(peer)
+    known = memory.tell()
+    known[0, unit] = number
+    filled.arrive(known)
 
 
 @put_in_peer.lowering
-def put_in_peer(shared, tile):
-    check_tile("put_in_peer", tile)
+def put_in_peer(stage, shared, tile):
     layout, plan = tile.layout, shared.plan
-    check_shape("put_in_peer", plan, layout)
+    _check_put(plan, tile)
+    item, by_quads = plan.dtype.itemsize, by_matrices(plan, layout) and tile.dtype == types.float32
+    text = "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [$0], $1, [$2];"
 
-    def write(b, pointer, regs):
-        item = plan.dtype.itemsize
+    def write(b, value, pointer, regs):
         start = emit_in_peer(b, b.ptrtoint(pointer, I32))
+        filled = emit_in_peer(b, emit_barrier(b, stage.pipeline, unpack_stage(b, value)[0], False))
+        if by_quads:
+            put_quads(b, plan, layout, start, regs, filled)
+            return
         for rows, cols, place in shared_runs(b, plan, layout):
             values = stored_values(b, tile.dtype, shared.dtype, [regs[r][c] for r in rows for c in cols])
             at = b.add(start, b.mul(place, I32(item)))
-            for word, first in enumerate(range(0, len(values), 4 // item)):
-                bits = b.bitcast(vector_of(b, values[first : first + 4 // item]), I32)
-                asm(b, f"st.shared::cluster.b32 [$0+{4 * word}], $1;", VOID, at, bits, effect=True)
+            for word, first in enumerate(range(0, len(values), WORD // item)):
+                bits = b.bitcast(vector_of(b, values[first : first + WORD // item]), I32)
+                asm(b, text, VOID, b.add(at, I32(WORD * word)), bits, filled, effect=True)
 
-    def generate(b, pointer, value):
-        mine, regs = is_first_holder(b, layout), unpack(b, tile, value)
+    def generate(b, value, pointer, registers):
+        mine, regs = is_first_holder(b, layout), unpack(b, tile, registers)
         if mine is None:
-            write(b, pointer, regs)
+            write(b, value, pointer, regs)
         else:
             with b.if_then(mine):
-                write(b, pointer, regs)
+                write(b, value, pointer, regs)
 
-    return types.void(shared, tile), generate
+    return types.void(stage, shared, tile), generate
+
+
+def put_quads(b, plan, layout, start, rows, filled):
+    """Put a warpgroup's sums into boxes, 16 bytes at a time: in four lanes, each of which has two columns of 32, each
+    gets eight next to each other."""
+    lane, row0 = Index(b, b.and_(thread_index(b), I32(3))), Index(b, base(b, layout.rows))
+    text = "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [$0], {$1, $2, $3, $4}, [$5];"
+    for down, row in zip(layout.rows.offsets, rows):
+        pairs = left_pairs(b, element_type(plan.dtype), [row])
+        for first in range(0, len(pairs), 4):
+            place = plan.place(row0 + down, lane * 8 + layout.cols.offsets[2 * first])
+            at = b.add(start, b.mul(place.value, I32(plan.dtype.itemsize)))
+            asm(b, text, VOID, at, *transposed(b, pairs[first : first + 4]), filled, effect=True)
+
+
+def transposed(b, words):
+    """The transpose of a matrix of words of which each of four lanes has a column."""
+    for bit in (1, 2):
+        is_odd = b.icmp_unsigned("!=", b.and_(thread_index(b), I32(bit)), I32(0))
+        for low in (i for i in range(4) if not i & bit):
+            x, y = words[low], words[low | bit]
+            text = f"shfl.sync.bfly.b32 $0, $1, {bit}, 0x1f, 0xffffffff;"
+            other = asm(b, text, I32, b.select(is_odd, x, y), effect=True)
+            words[low], words[low | bit] = b.select(is_odd, other, x), b.select(is_odd, y, other)
+    return words
+
+
+def _check_put(plan, tile):
+    check_tile("put_in_peer", tile)
+    check_shape("put_in_peer", plan, tile.layout)
+
+
+def emit_rank(b):
+    return asm(b, "mov.u32 $0, %cluster_ctarank;", I32)
 
 
 def emit_in_peer(b, address):
     """The address of the same byte in the peer's shared memory."""
-    peer = b.xor(emit_rank(b), I32(1))
-    return asm(b, "mapa.shared::cluster.u32 $0, $1, $2;", I32, address, peer)
-
-
-@primitive
-def fence_async_proxy_of_peer():
-    """Like `fence_async_proxy`, of what this thread has put in the peer's shared memory. See `cluster`."""
-    simulator.shared_memory().share()
-
-
-@fence_async_proxy_of_peer.lowering
-def fence_async_proxy_of_peer():
-    return types.void(), lambda b: asm(b, "fence.proxy.async.shared::cluster;", VOID, effect=True)
-
-
-@primitive
-def commit_in_peer(stage):
-    """Say that this warpgroup has put its part into the peer's stage, after a barrier. See `cluster`."""
-    if simulator.thread_index() % WARPGROUP == 0:
-        stage.next_round(1 - simulator.rank())
-        stage.barrier(False, 1 - simulator.rank()).arrive()
+    return asm(b, "mapa.shared::cluster.u32 $0, $1, $2;", I32, address, b.xor(emit_rank(b), I32(1)))
 
 
 @primitive
@@ -152,19 +176,12 @@ def release_in_peer(stage):
         stage.barrier(True, 1 - simulator.rank()).arrive()
 
 
-def _lower_arrival(free):
-    def lower(stage):
-        def generate(b, value):
-            first = b.icmp_unsigned("==", b.and_(thread_index(b), I32(WARPGROUP - 1)), I32(0))
-            with b.if_then(first):
-                barrier = emit_in_peer(b, emit_barrier(b, stage.pipeline, unpack_stage(b, value)[0], free))
-                text = "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [$0];"
-                asm(b, text, VOID, barrier, effect=True)
+@release_in_peer.lowering
+def release_in_peer(stage):
+    def generate(b, value):
+        first = b.icmp_unsigned("==", b.and_(thread_index(b), I32(WARPGROUP - 1)), I32(0))
+        with b.if_then(first):
+            barrier = emit_in_peer(b, emit_barrier(b, stage.pipeline, unpack_stage(b, value)[0], True))
+            asm(b, "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [$0];", VOID, barrier, effect=True)
 
-        return types.void(stage), generate
-
-    return lower
-
-
-commit_in_peer = commit_in_peer.lowering(_lower_arrival(free=False))
-release_in_peer = release_in_peer.lowering(_lower_arrival(free=True))
+    return types.void(stage), generate

@@ -81,7 +81,7 @@ class Pipeline:
     readers: int
     fills: int = 1  # number of loads, or commits, that fill a stage
     once: bool = False  # whether nobody reads again what loads copy: the L2 cache gives it up first
-    in_cluster: bool = False  # whether another block of the cluster fills stages, or releases them
+    in_cluster: bool = False  # whether the other block of a cluster fills and releases its stages, see `cluster`
 
     def __str__(self):
         return f"pipeline of {self.tile.stages} {self.tile}, {self.readers} readers" + ", once" * self.once
@@ -182,7 +182,7 @@ def init_pipelines(*pipelines):
     """
     me, memory = simulator.thread_index(), simulator.shared_memory()
     for pipeline in pipelines if me % simulator.block().threads_of_block == 0 else ():
-        kinds = ("filled", pipeline.fills), ("free", pipeline.readers)
+        kinds = ("filled", WARPGROUP if pipeline.in_cluster else pipeline.fills), ("free", pipeline.readers)
         barriers = [
             [Barrier(f"{name} of stage {index} of a {pipeline}", count) for index in range(pipeline.tile.stages)]
             for name, count in kinds
@@ -342,7 +342,11 @@ def wait(stage):
         if stage.pipeline.is_empty:
             return
         index, parity = unpack(b, value)
-        emit_wait(b, stage.pipeline, emit_barrier(b, stage.pipeline, index, False), parity)
+        filled = emit_barrier(b, stage.pipeline, index, False)
+        if stage.pipeline.in_cluster:
+            with b.if_then(b.icmp_unsigned("==", b.and_(thread_index(b), I32(WARPGROUP - 1)), I32(0))):
+                emit_arrival_of_bytes(b, filled, I32(stage.pipeline.tile.nbytes))
+        emit_wait(b, stage.pipeline, filled, parity)
 
     return types.void(stage), generate
 
@@ -380,6 +384,11 @@ def release(stage, threads=WARPGROUP):
 
 def emit_arrival(b, pipeline, index, free):
     asm(b, "mbarrier.arrive.shared::cta.b64 _, [$0];", VOID, emit_barrier(b, pipeline, index, free), effect=True)
+
+
+def emit_arrival_of_bytes(b, filled, nbytes):
+    """Arrive where so many bytes come, too."""
+    asm(b, "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", VOID, filled, nbytes, effect=True)
 
 
 def emit_arrival_of_group(b, stage, value, free, threads=WARPGROUP):

@@ -45,7 +45,7 @@ class WatchedMemory:
     """
 
     def __init__(self, nbytes, threads, me, workers=WORKERS):
-        self.me = me
+        self.me, self.threads = me, threads
         granules = -(-nbytes // GRANULE)
         self.bytes = np.full(granules * GRANULE, 0xFF, np.uint8)
         self.granules = np.arange(granules)
@@ -92,9 +92,11 @@ class WatchedMemory:
         return [thread for thread in threads if np.count_nonzero(known[0] > self.clocks[0, thread])]
 
     def share(self):
-        """Share what this thread has written with the units that work in the background."""
-        me = self.me()
+        """Share what this thread has written, and what has come to it in the background, with the units that work
+        there."""
+        me, units = self.me(), slice(self.threads, None)
         self.clocks[1, me, me] = self.clocks[0, me, me]
+        self.clocks[1, me, units] = self.clocks[0, me, units]
         self.clocks[0, me, me] += 1
 
     def unit(self, name):

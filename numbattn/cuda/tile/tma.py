@@ -7,7 +7,7 @@ from . import simulator
 from .boxes import ROW_BYTES, Boxes, fits_pages
 from .emit import I32, I64, VOID, asm
 from .fragment import name_of
-from .pipeline import emit_barrier, unpack
+from .pipeline import emit_arrival_of_bytes, emit_barrier, unpack
 from .shared_memory import emit_stage
 from .synchronisation import emit_element
 from .world import primitive
@@ -231,7 +231,7 @@ def emit_load(b, stage, plan, pointer, tensor_map, batch, head, row, col, filled
 def emit_expect(b, pipeline, index, nbytes):
     """Announce a load of `nbytes`; returns the barrier at which it arrives."""
     filled = emit_barrier(b, pipeline, index, False)
-    asm(b, "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", VOID, filled, nbytes, effect=True)
+    emit_arrival_of_bytes(b, filled, nbytes)
     return filled
 
 
