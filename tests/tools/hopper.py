@@ -12,15 +12,16 @@ from functools import lru_cache
 
 import numpy as np
 
-from .memory import ATOM, CHUNK, ROW, AccessError, swizzled
+from .memory import ATOM, CHUNK, PEER, ROW, AccessError, swizzled
 
 WARP, WARPGROUP = 32, 128
 NAMED_BARRIERS = 16
 # What threads wait for: these, a named barrier's number + 1, an mbarrier's address
-OF_WARP, OF_WARPGROUP, OF_POST = 17, 18, 19
+OF_WARP, OF_WARPGROUP, OF_POST, OF_CLUSTER = 17, 18, 19, 20
 WHOLE = (1 << WARPGROUP) - 1  # of a warpgroup, all threads as bits
 DEPTH = 16  # of a product
 HALVES = ("f16", "bf16")
+OF_BLOCK = 1 << 28  # added to addresses in the shared memory of a cluster's block, once more than its rank
 CACHE_POLICIES = (0x12F0000000000000,)  # evict_first, of all lines
 
 
@@ -92,6 +93,28 @@ def registers_of_sums(sums):
     return sums.reshape(4, 2, 8, -1, 4, 2).transpose(3, 1, 5, 0, 2, 4).reshape(-1, WARPGROUP)
 
 
+def run_together(blocks):
+    """Run the blocks of a cluster, or the one of none, until all threads have ended."""
+    for rank, block in enumerate(blocks):
+        block.cluster, block.special["%cluster_ctarank"] = blocks, rank
+    while not all(block.done.all() for block in blocks):
+        if any([block.advance() for block in blocks]) or pass_cluster(blocks):
+            continue
+        if not any(block.receive() for block in blocks):
+            raise DeadlockError("nobody can go on:\n" + "\n".join(who for block in blocks for who in block.waits()))
+    if any(block.arriving for block in blocks):
+        raise AccessError("a block ends while boxes are on their way to it")
+
+
+def pass_cluster(blocks):
+    """Whether all threads of a cluster waited for each other."""
+    if not all((block.waiting == OF_CLUSTER).all() for block in blocks):
+        return False
+    for block in blocks:
+        block.waiting[:] = 0
+    return True
+
+
 class Hopper:
     """A part of Block."""
 
@@ -104,14 +127,6 @@ class Hopper:
         self.finished = np.zeros(self.n, np.int64)  # of each thread's products
         self.sums, self.lefts = {}, {}  # registers of products on their way: numbers of the products, by thread
 
-    def run(self):
-        """Until all threads have ended."""
-        while not self.done.all():
-            if not (self.advance() or self.receive()):
-                raise DeadlockError("nobody can go on:\n" + "\n".join(self.waits()))
-        if self.arriving:
-            raise AccessError("a block ends while boxes are on their way to it")
-
     # ------------------------------------------------------------------------------------------------- waiting
     def waits(self):
         """Who waits for what, in words."""
@@ -121,6 +136,8 @@ class Hopper:
                 yield f"{who} for their warp"
             elif key == OF_WARPGROUP:
                 yield f"{who} for their warpgroup"
+            elif key == OF_CLUSTER:
+                yield f"{who} for their cluster"
             elif key == OF_POST:
                 yield f"{who} for a number in global memory"
             elif key <= NAMED_BARRIERS:
@@ -181,6 +198,9 @@ class Hopper:
         return True
 
     def op_barrier(self, op, args):
+        if op[1] == "cluster":
+            self.waiting[self.mask] = OF_CLUSTER if op[2] == "wait" else 0
+            return
         self.op_bar(["bar", *(part for part in op[1:] if part != "cta")], args)
 
     def op_mbarrier(self, op, args):
@@ -198,7 +218,8 @@ class Hopper:
             elif "expect_tx" in op:
                 self.arrive(address, 1, number)
             else:
-                self.arrive(address, number)
+                block, address = self.in_cluster(address)
+                block.arrive(address, number)
 
     def open_barrier(self, address, count, thread):
         places = self.shared.places(np.array([address]), 8, "mbarrier.init", read=False)
@@ -258,6 +279,31 @@ class Hopper:
         count = int(args[0])
         if count % 8 or not 24 <= count <= 256:
             raise RuntimeError(f"setmaxnreg: got {count}, allowed multiples of 8 from 24 to 256")
+
+    # ----------------------------------------------------------------------------------------------- clusters
+    def op_mapa(self, op, args):
+        address, rank = self.get(args[1], "u32"), self.get(args[2], "u32")
+        self.put(args[0], address + (rank + np.uint32(1)) * np.uint32(OF_BLOCK))
+
+    def in_cluster(self, address):
+        """The block of an address in the shared memory of the cluster, and the address there."""
+        rank, address = divmod(int(address), OF_BLOCK)
+        return self.cluster[rank - 1] if rank else self, address
+
+    def store_in_peer(self, op, args):
+        """st.async: it arrives when no thread can go on without it."""
+        names, size = members(args[1]), 4 * len(members(args[1]))
+        places, values, barriers = self.address(args[0]), [self.get(name, "b32") for name in names], self.address(args[2])
+        for thread in np.flatnonzero(self.mask).tolist():
+            (block, at), (other, barrier) = self.in_cluster(places[thread]), self.in_cluster(barriers[thread])
+            if block is self or other is not block:
+                raise AccessError("st.async to no other block, or for a barrier elsewhere")
+            there = block.shared.places(np.array([at]), size, ".".join(op), read=False)
+            block.shared.demand_unused(there)
+            there.set(block.shared.unfenced, PEER)
+            there.set(block.shared.written, False)              # until it has arrived
+            words = np.array([value[thread] for value in values], np.uint32)
+            block.arriving.append((barrier, there, words.view(np.uint8).reshape(1, -1)))
 
     # ------------------------------------------------------------------------------------------------- boxes
     def bulk(self, op, args):

@@ -8,7 +8,7 @@ from numpy.lib.array_utils import byte_bounds
 SHARED_BASE, GLOBAL_BASE = 1 << 10, 1 << 33  # beyond 32 bits: a truncated address is found
 GAP = 256  # bytes that belong to nobody, between any two arrays
 CHUNK, ROW, ATOM = 16, 128, 1024  # bytes: what a swizzle moves, within which, and what it repeats after
-NOBODY = -1
+NOBODY, PEER = -1, -2  # in place of a thread; PEER: one of another block of the cluster
 
 
 def bounds(array):
@@ -117,7 +117,7 @@ class Shared(Memory):
         places.set(self.unfenced, threads[:, None])
 
     def fence(self, mask):
-        self.unfenced[np.append(mask, False)[self.unfenced]] = NOBODY
+        self.unfenced[np.append(mask, [mask.any(), False])[self.unfenced]] = NOBODY
 
     def demand_unused(self, places):
         if places.of(self.users).any():
@@ -128,7 +128,8 @@ class Shared(Memory):
         found = self.places(address, CHUNK, what, read)
         threads = found.of(self.unfenced)
         if (threads != NOBODY).any():
-            raise AccessError(f"{what} touches what thread {threads.max()} stored without a fence.proxy.async since")
+            who = "the peer" if (threads == PEER).any() else f"thread {threads.max()}"
+            raise AccessError(f"{what} touches what {who} stored without a fence.proxy.async since")
         if not read:
             self.demand_unused(found)
         return found

@@ -17,7 +17,7 @@ import numpy as np
 from numbattn.cuda.tile.alignment import VECTOR_BYTES
 from numbattn.cuda.tile.emit import ZEROS
 
-from .hopper import DeadlockError, Hopper, bits_of, members, truncated
+from .hopper import DeadlockError, Hopper, bits_of, members, run_together, truncated
 from .memory import GLOBAL_BASE, AccessError, Memory, Places, Shared, TensorMap, bounds
 
 __all__ = ["AccessError", "DeadlockError", "Kernel", "TensorMap", "interpret"]
@@ -64,6 +64,7 @@ class Kernel:
         body = FUNCTION.sub("", ptx[ptx.index(".visible .entry") :])
         head, body = body[: body.index("{")], body[body.index("{") + 1 : body.rindex("}")]
         body = inlined(body, FUNCTION.findall(ptx))
+        self.cluster = int(next(iter(re.findall(r"\.reqnctapercluster (\d+)", head)), 1))
         self.parameters = re.findall(r"\.param (?:\.align \d+ )?\.\w+ (\w+)", head)
         self.kinds, self.blocks, self.labels = {}, [[]], {}
         statements = list(self._statements(body))
@@ -127,8 +128,9 @@ class Kernel:
 
     def run(self, grid, threads, shared_bytes, values, memory):
         parameters = dict(zip(self.parameters, values, strict=True))
-        for z, y, x in np.ndindex(grid[::-1]):
-            Block(self, (x, y, z), grid, threads, shared_bytes, parameters, memory).run()
+        for z, y, first in np.ndindex(*grid[:0:-1], grid[0] // self.cluster):
+            places = ((first * self.cluster + rank, y, z) for rank in range(self.cluster))
+            run_together([Block(self, at, grid, threads, shared_bytes, parameters, memory) for at in places])
 
 
 def inlined(body, functions):
@@ -646,6 +648,9 @@ class Block(Hopper):
         self._access(op, members(args[0]), args[1], read=True)
 
     def op_st(self, op, args):
+        if op[1] == "async":
+            self.store_in_peer(op, args)
+            return
         self._access(op, members(args[1]), args[0], read=False)
         if "release" in op:
             self.have_posted()
