@@ -13,11 +13,11 @@ def type_of(argument):
     return types.uint64 if isinstance(argument, TensorMap) else kernel.type_of(argument)
 
 
-def compile_ptx(function, arguments, threads, cc=(8, 0)):
+def compile_ptx(function, arguments, threads, cc=(8, 0), cluster=1):
     """PTX for NumPy arguments like these."""
     maps = [build.TensorMapArgument(i, x.box, x.swizzle) for i, x in enumerate(arguments) if isinstance(x, TensorMap)]
     signature = types.void(*map(type_of, arguments))
-    return build.compile_ptx(build.Source(function, signature, threads, tensor_maps=maps), cc)
+    return build.compile_ptx(build.Source(function, signature, threads, tensor_maps=maps, cluster=cluster), cc)
 
 
 def assemble(ptx):

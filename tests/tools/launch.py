@@ -32,12 +32,13 @@ def simulated():
     return _world[-1] == "simulated"
 
 
-def launch(kernel, grid, threads, shared_bytes, *arguments, cc=(8, 0)):
+def launch(kernel, grid, threads, shared_bytes, *arguments, cc=(8, 0), cluster=1):
     """Run a kernel on NumPy arrays (outputs in place) and scalars. Returns what is known of its PTX; None simulated."""
     if simulated():
-        simulate(kernel, grid, threads, shared_bytes, *arguments)
+        simulate(kernel, grid, threads, shared_bytes, *arguments, cluster=cluster)
         return None
-    return interpret(compile_ptx(kernel, arguments, threads, cc), grid, threads, shared_bytes, *arguments)
+    ptx = compile_ptx(kernel, arguments, threads, cc, cluster)
+    return interpret(ptx, grid, threads, shared_bytes, *arguments)
 
 
 def tensor_map(array, box):

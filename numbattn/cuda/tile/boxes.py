@@ -40,6 +40,11 @@ class Place:
         return (self.cols, self.rows) if self.transposed else (self.rows, self.cols)
 
     @property
+    def size(self):
+        """Bytes of all elements, without padding."""
+        return self.rows * self.cols * self.dtype.itemsize
+
+    @property
     def stride(self):
         """Bytes from one stage to the next."""
         return self.nbytes

@@ -83,14 +83,31 @@ def sync_cluster():
 def put_in_peer(stage, shared, tile):
     """Start to put a tile that goes with a stage into the peer's shared memory, where `shared` is in this block's, by
     the threads of a warpgroup. It fills the peer's stage. Readers that multiply it call `fence_async_proxy` after they
-    have waited. See `cluster`."""
+    have waited. See `cluster`.
+
+    >>> shared, ROW = SharedMemory(), simt(1, 128, 128, 1, 128)
+    >>> PIPELINE = Pipeline.within(shared, shared.tile(1, 128, np.float32), readers=1, in_cluster=True)
+    >>> def kernel(y):
+    ...     init_pipelines(PIPELINE)
+    ...     sync_cluster()
+    ...     S = stage(PIPELINE, 0)
+    ...     if cluster_rank() == 0:
+    ...         put_in_peer(S, S.tile, full(ROW, np.float32(3)))
+    ...     else:
+    ...         wait(S)
+    ...         save(y, get(S.tile, ROW), 0)
+    ...     sync_cluster()
+    >>> run(kernel, np.zeros((1, 128)), threads=128, cluster=2)[0, :4]
+    array([3., 3., 3., 3.])
+    """
     _check_put(shared.plan, tile)
     memory, peer = simulator.shared_memory(), 1 - simulator.rank()
     work = memory.start_work(simulator.of_block(f"what warpgroup {warpgroup_of()} puts in the peer"))
     if holds_first_copy(tile.layout):
         there = tile_of_block(peer, *shared.at)
         there = there.T if shared.plan.transposed else there
-        there.write(*places(tile.layout), round_to(shared.plan.dtype, tile.registers), work)
+        values = round_to(shared.plan.dtype, tile.registers)
+        there.write(*places(tile.layout), values, work, needs_fence=False)
     filled, (unit, number) = stage.barrier(False, peer), work
     if filled.arrived == 0:
         stage.next_round(peer)
@@ -171,7 +188,28 @@ def emit_in_peer(b, address):
 
 @primitive
 def release_in_peer(stage):
-    """Tell the peer, who fills it, that this warpgroup has read a stage, after a barrier. See `cluster`."""
+    """Tell the peer, who fills it, that this warpgroup has read a stage, after a barrier. See `cluster`.
+
+    >>> shared, ROW = SharedMemory(), simt(1, 128, 128, 1, 128)
+    >>> PIPELINE = Pipeline.within(shared, shared.tile(1, 128, np.float32), readers=1, in_cluster=True)
+    >>> def kernel(y):
+    ...     init_pipelines(PIPELINE)
+    ...     sync_cluster()
+    ...     S = stage(PIPELINE, 0)
+    ...     for number in range(3):
+    ...         if cluster_rank() == 0:
+    ...             acquire(S)  # the peer has read what was there
+    ...             put_in_peer(S, S.tile, full(ROW, np.float32(number)))
+    ...         else:
+    ...             wait(S)
+    ...             save(y, get(S.tile, ROW), number)
+    ...             sync_warpgroup()
+    ...             release_in_peer(S)
+    ...         S = advance(S, 1)
+    ...     sync_cluster()
+    >>> run(kernel, np.zeros((3, 128)), threads=128, cluster=2)[:, 0]
+    array([0., 1., 2.])
+    """
     if simulator.thread_index() % WARPGROUP == 0:
         stage.barrier(True, 1 - simulator.rank()).arrive()
 

@@ -345,7 +345,7 @@ def wait(stage):
         filled = emit_barrier(b, stage.pipeline, index, False)
         if stage.pipeline.in_cluster:
             with b.if_then(b.icmp_unsigned("==", b.and_(thread_index(b), I32(WARPGROUP - 1)), I32(0))):
-                emit_arrival_of_bytes(b, filled, I32(stage.pipeline.tile.nbytes))
+                emit_arrival_of_bytes(b, filled, I32(stage.pipeline.tile.size))
         emit_wait(b, stage.pipeline, filled, parity)
 
     return types.void(stage), generate

@@ -148,12 +148,13 @@ class WatchedMemory:
         who, when = work or (me, self.clocks[0, me, me])
         self.read[who, granules] = self.last_read[pages, who] = when
 
-    def note_write(self, granules, pages, work=None, of=BARRIERS):
-        """Record a write. of: which clocks must know of the readers, see WatchedMemory; one of these is enough."""
+    def note_write(self, granules, pages, work=None, of=BARRIERS, needs_fence=True):
+        """Record a write. of: which clocks must know of the readers, see WatchedMemory; one of these is enough.
+        needs_fence: whether work takes place where what was written has to be shared."""
         if self.fetches:
             self._demand_arrival(granules)
         me = self.me()
-        self._demand_written(granules, "overwrites what {} wrote", work)
+        self._demand_written(granules, "overwrites what {} wrote", needs_fence and work)
         known = self.clocks[of, me, :NOBODY].max(0)
         (readers,) = (self.last_read[pages].max(0) > known).nonzero()
         if len(readers):

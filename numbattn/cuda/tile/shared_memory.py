@@ -49,9 +49,9 @@ class Tile:
         self.memory.note_read(self.granules[at], self.pages, work, by)
         return self.values[at]
 
-    def write(self, rows, cols, values, work=None):
+    def write(self, rows, cols, values, work=None, needs_fence=True):
         at = self.places[rows, cols]
-        self.memory.note_write(self.granules[at], self.pages, work)
+        self.memory.note_write(self.granules[at], self.pages, work, needs_fence=needs_fence)
         self.values[at] = values
 
 

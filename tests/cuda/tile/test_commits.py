@@ -139,6 +139,6 @@ FAULTS = {
     "emit_arrival_of_group(b, stage, value, False)": "emit_arrival_of_group(b, stage, value, True)",
     "        emit_arrival(b, stage.pipeline, index, False)\n": "",
     "cuda/tile/pipeline.py": {
-        '("filled", pipeline.fills)': '("filled", 1)',
+        "if pipeline.in_cluster else pipeline.fills": "if pipeline.in_cluster else 1",
     },
 }
