@@ -274,6 +274,9 @@ FORWARD_ROWS = [
     # a slice of wide heads
     row("hopper_forward", "float16", 512, 512, ALL, **FEW, **DROPOUT),
     row("hopper_forward", "bfloat16", 576, 512, EDGES, "sink, alibi"),
+    row("hopper_forward_wide", "bfloat16", 512, 512),
+    row("hopper_forward_wide", "float16", 512, 512, EDGES),
+    row("hopper_forward_wide", "bfloat16", 576, 512, EDGES),
     # O of other keys
     row("hopper_forward", "float16", 64, 64, EDGES, **LONG, **RESUMES),
     row("hopper_forward", "bfloat16", 128, 128, EDGES, keys=8192, seqlen_k=8192, seqlen_q=8192, **RESUMES),

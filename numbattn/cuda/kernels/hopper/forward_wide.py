@@ -69,7 +69,7 @@ from ...words.spec import Spec
 from ..shared.layouts import DTYPES, sum_type
 from ..shared.schedule import place_grouped
 from ..shared.softmax import LN_2, logsumexp, softmax_parts
-from ..shared.visibility import MASK
+from ..shared.visibility import MASK, has_key_lengths
 from ..shared.warps import source_of, warp_specialised
 from .forward import REGISTERS
 from .forward_steps import mask_steps
@@ -367,8 +367,10 @@ SPEC = Spec(
 
 
 def takes(work):
-    """Whether O fits into both blocks, the mask is at most a band, and nothing else changes S, P or O."""
+    """Whether O fits into both blocks, the mask is at most a band of whole arrays, and nothing else changes S, P or O.
+    """
     (head_dim, head_dim_v), dtype = head_dims(work.problem), work.problem.dtype
-    is_plain = set(work.mask) <= set(SIDES) and not (work.score or work.problem.dropout or work.resumes)
+    is_band = set(work.mask) <= set(SIDES) and not has_key_lengths(work.mask)
+    is_plain = is_band and not (work.score or work.problem.dropout or work.resumes)
     fits = head_dim > MOST and head_dim_v <= RANKS * MOST and work.problem.head_dim_v > 0
     return is_plain and fits and work.dtypes["o"] == dtype

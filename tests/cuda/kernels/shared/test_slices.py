@@ -15,7 +15,7 @@ from tests.tools.launch import compiled_only, mostly_simulated, simulated_only
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 GENERAL = ["forward", "delta", "backward_kv", "backward_q"]
-ON_HOPPER = ["hopper_forward", "delta", *["hopper_backward_wide"] * 2, *["hopper_backward_q"] * 2]
+ON_HOPPER = ["hopper_forward_wide", "delta", *["hopper_backward_wide"] * 2, *["hopper_backward_q"] * 2]
 
 
 def check(rng, device, dtype, m, n, d, e, heads=2, **options):
