@@ -38,9 +38,10 @@ TORCH = {  # backends of scaled_dot_product_attention, and the dtypes they are r
 }
 FA4 = "fa4"  # flash_attn.cute, if it is installed
 FA3 = "fa3"  # flash_attn3_jax, likewise
-PEERS = ["numbattn", *TORCH, FA4, FA3, "cupy"]
+FFPA = "ffpa"  # ffpa_attn, likewise, for head_dims beyond 256
+PEERS = ["numbattn", *TORCH, FA4, FA3, FFPA, "cupy"]
 PACKAGES = ["numbattn", "numpy", "numba", "numba-cuda", "cupy-cuda12x", "cupy-cuda13x", "torch", "flash-attn-4",
-            "flash-attn3-jax"]  # fmt: skip
+            "flash-attn3-jax", "ffpa-attn"]  # fmt: skip
 
 
 def require_gpu():
@@ -62,6 +63,7 @@ def available(dtype, peers=PEERS):
     takes["cupy"] = dtype != "bfloat16"  # which a formula with Python's floats turns into float64
     takes[FA4] = have_torch and dtype in HALF and has_fa4()
     takes[FA3] = dtype in HALF and importlib.util.find_spec("flash_attn3_jax") is not None
+    takes[FFPA] = have_torch and dtype in HALF and importlib.util.find_spec("ffpa_attn") is not None
     return [name for name in peers if takes.get(name, True)]
 
 
@@ -182,6 +184,11 @@ def make_forward(name, arrays, *, causal=False, window=None, mask=None, score=No
         if dropout or bias is not None or score is not None:
             raise ValueError("FlashAttention-3 has no dropout and no bias")
         return _fa3(*map(of_jax, arrays), causal=causal, window=(-1, -1) if window is None else (window, 0))
+    if name == FFPA:
+        if dropout or bias is not None or score is not None:
+            raise ValueError("FFPA is timed without dropout, bias and softcap")
+        *leaves, do = map(tensor_of, arrays)
+        return partial(_ffpa, *(x.requires_grad_() for x in leaves), do, causal)
     if window is not None:
         *leaves, do = (tensor_of(x).transpose(1, 2) for x in arrays)
         return partial(_flash_in_window, *(x.detach().requires_grad_() for x in leaves), do, window, dropout)
@@ -195,7 +202,7 @@ def make_forward(name, arrays, *, causal=False, window=None, mask=None, score=No
 
 def make_attention(name, arrays, causal=False):
     """A function that computes a peer's o on the arrays q, k, v and keeps nothing for gradients."""
-    if name in (FA4, FA3, "cupy"):
+    if name in (FA4, FA3, FFPA, "cupy"):
         raise ValueError(f"{name} is timed with its gradients, or not at all")
     option = "is_causal" if name in TORCH else "causal"
     return partial(attention_of(name), *native(name, arrays), **{option: causal})
@@ -270,6 +277,13 @@ def _fa4(q, k, v, do, **options):
         return tuple(x.transpose(1, 2) for x in torch.autograd.grad(o, (q, k, v), do, retain_graph=True))
 
     return o.transpose(1, 2), backward
+
+
+def _ffpa(q, k, v, do, causal):
+    from ffpa_attn import ffpa_attn_func
+
+    o = ffpa_attn_func(q, k, v, is_causal=causal, backend="cutedsl")
+    return o, partial(torch.autograd.grad, o, (q, k, v), do, retain_graph=True)
 
 
 def _fa3(q, k, v, do, causal, window):

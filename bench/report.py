@@ -44,7 +44,7 @@ from pictures.kernels import clusters, cross_entropy, kernels, kernels_cpu, tran
 from pictures.second import particles, second, second_cpu
 from pictures.small import readme_sentence, small
 from pictures.sparse_layers import sparse_layers
-from pictures.speed import accuracy, deterministic, fa3, floats, mma, readme_table, rooflines, speed
+from pictures.speed import accuracy, deterministic, fa3, floats, mma, readme_table, rooflines, speed, wide
 from PIL import Image
 from tabulate import tabulate
 
@@ -78,6 +78,8 @@ RUNS = {
                  "--peers numbattn flash cudnn fa4"),
     "fa3": Run("gpu.py --dtype bfloat16 --head-dim 64 128 256 --seqlen 1024 4096 16384 --rounds 3 "
                "--peers numbattn cudnn fa3"),
+    "wide": Run("gpu.py --dtype bfloat16 --head-dim 320 512 --seqlen 1024 4096 16384 --rounds 3 "
+                "--peers numbattn efficient ffpa"),
     "accuracy": Run("gpu.py --accuracy --dtype float16 bfloat16 float32 --head-dim 128 --seqlen 512 1024 2048 4096 "
                     "--peers numbattn flash cudnn efficient fa4 cupy"),
     "deterministic": Run("gpu.py --deterministic --pass backward --dtype bfloat16 --head-dim 64 128 "
@@ -119,6 +121,7 @@ RUNS = {
 SECTIONS = [
     Section("Half precision on a GPU", "speed", speed),
     Section("FlashAttention 3", "fa3", fa3),
+    Section("Wide heads", "wide", wide),
     Section("Compared with what the GPU can do", "speed", rooflines),
     Section("Gradients equal bit for bit", "deterministic", deterministic),
     Section("Kernels for Ampere and later GPUs", "mma", mma),

@@ -19,6 +19,7 @@ STYLES = {  # by the name in results: label, colour, marker, hatch of bars
     OURS: ("numbattn", "#08306b", "o", ""),
     "fa4": ("FlashAttention 4", "#b5385a", "^", "////"),
     "fa3": ("FlashAttention 3", "#c0602f", "<", "\\\\"),
+    "ffpa": ("FFPA", "#8f9a3c", ">", "**"),
     "cudnn": ("cuDNN", "#2f9e6e", "D", "...."),
     "flash": ("FlashAttention 2", "#f0a830", "s", "\\\\\\\\"),
     "efficient": ("torch, memory-efficient", "#6fb3d9", "v", "xxxx"),

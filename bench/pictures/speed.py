@@ -93,6 +93,14 @@ def mma(results):
                     f"{gpu['name']}{own}; other GPUs were not measured. {text}")  # fmt: skip
 
 
+def wide(results):
+    """The same for head_dims beyond 256."""
+    figure, text = speed(results)
+    version = results["machine"]["versions"]["ffpa-attn"]
+    return figure, (f"Head_dims beyond 256, for which FFPA {version} has kernels; numbattn's gradients are products of "
+                    f"cuBLAS then. {text}")  # fmt: skip
+
+
 def fa3(results):
     """The same beside FlashAttention 3, without what it gets wrong."""
     wrong = [round(record["tflops"][name]) for record in results["speed"]

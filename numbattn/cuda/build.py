@@ -72,8 +72,8 @@ class GivenSource:
     def about(self):
         """What it is compiled from."""
         made = self.given
-        maps = tuple(map(tuple, made.tensor_maps))
-        return self.made_by, str(made.signature), made.threads, made.blocks, made.shared, maps, made.overlaps, made.cluster
+        sizes = made.threads, made.blocks, made.cluster, made.shared
+        return self.made_by, str(made.signature), *sizes, tuple(map(tuple, made.tensor_maps)), made.overlaps
 
     def source(self):
         return self.given

@@ -50,7 +50,10 @@ from .words.numbers import LOG2_E
 # float64, d 96 3.9 6.7, 14.2 11.3; 128 3.9 7.1, 14.6 12.1; 192 18.9 8.4, 24.7 15.5; 512 88 15, 348 37. float32, d 192
 # 4.0 6.2, 15.4 14.5; 256 5.7 6.8, 19.8 16.4; 320 18.0 8.9, 104 22; 512 31 12.6, 201 30. Causal, float64, d 128 2.1 3.9,
 # 7.4 7.5. bfloat16, d 512, 32 heads, backward, seqlen 16384 269 108, causal 127 67; batch 8, seqlen 2048 35 20, 17 21
+# Blocks of a band in half precision are small where heads are few: d 320, 6 heads, backward, causal: 172 TFLOP/s of
+# kernels at seqlen 1024, 73 and 114 of products at 4096 and 16384
 WIDEST, WIDEST_OF_LONG, LONG, LONG_BAND = {4: 256, 8: 128}, {2: 256, 4: 192, 8: 64}, 1024, 4096
+WIDEST_OF_BAND = WIDEST_OF_LONG | {2: 320}
 BYTES = 1 << 27  # of a block of scores, if q has no more: a half takes 1.2 times as long in bfloat16, a quarter 2.3
 PARTS, LEAST = 8, 512  # of the queries of a band: parts, each of which has columns of its own, and their rows
 THREADS, TILE_M, TILE_N = 256, 16, 256
@@ -66,10 +69,10 @@ def fits(problem: Any, backward: bool) -> bool:
     """Whether a call without arrays in its mask would be."""
     lead, nbytes = problem.batch, problem.dtype.itemsize
     lead_k = (*lead[:-1], problem.heads_k) if lead else ()
-    long = LONG_BAND if problem.mask_kinds else LONG
+    long, widest_of_long = (LONG_BAND, WIDEST_OF_BAND) if problem.mask_kinds else (LONG, WIDEST_OF_LONG)
     is_long = backward and min(problem.seqlen_q, problem.seqlen_k) >= long
     return (
-        max(problem.head_dim, problem.head_dim_v) > (WIDEST_OF_LONG if is_long else WIDEST).get(nbytes, math.inf)
+        max(problem.head_dim, problem.head_dim_v) > (widest_of_long if is_long else WIDEST).get(nbytes, math.inf)
         and not (problem.is_empty or problem.score_kinds or problem.dropout or problem.cache)
         and {Causal, Window}.issuperset(problem.mask_kinds)
         and [shape[:-2] for shape in problem.shapes] == [lead, lead_k, lead_k]

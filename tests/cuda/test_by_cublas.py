@@ -30,7 +30,7 @@ def small(monkeypatch):
 
     widest = dict.fromkeys((2, 4, 8), 8)
     sizes = {"LONG": 1, "LONG_BAND": 1, "BYTES": 1 << 13, "LEAST": 16}
-    for name, value in {"WIDEST": {4: 8, 8: 8}, "WIDEST_OF_LONG": widest, **sizes}.items():
+    for name, value in {"WIDEST": {4: 8, 8: 8}, "WIDEST_OF_LONG": widest, "WIDEST_OF_BAND": widest, **sizes}.items():
         monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(module, "has_cublas", lambda: True)
     for pass_ in (module.forward, module.backward):
@@ -112,7 +112,8 @@ def test_what_is_left_to_kernels(rng, small, in_world):
 @mostly_simulated
 def test_long_sequences(rng, small, in_world, monkeypatch):
     """Their backward pass is computed here from smaller head_dims on, with a mask that of longer ones."""
-    for name, value in {"WIDEST": {4: 256}, "WIDEST_OF_LONG": {4: 8}, "LONG": 12, "LONG_BAND": 13}.items():
+    of_long = {"WIDEST_OF_LONG": {4: 8}, "WIDEST_OF_BAND": {4: 8}}
+    for name, value in {"WIDEST": {4: 256}, **of_long, "LONG": 12, "LONG_BAND": 13}.items():
         monkeypatch.setattr(module, name, value)
     q, k, v = qkv(rng, np.float32, 2, 2, 13, 13)
     calls = [(*(x[..., :n, :] for x in (q, k, v)), causal) for n in (11, 12, 13) for causal in (False, True)]

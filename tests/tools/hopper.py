@@ -98,7 +98,8 @@ def run_together(blocks):
     for rank, block in enumerate(blocks):
         block.cluster, block.special["%cluster_ctarank"] = blocks, rank
     while not all(block.done.all() for block in blocks):
-        if any([block.advance() for block in blocks]) or pass_cluster(blocks):
+        went_on = [block.advance() for block in blocks]
+        if any(went_on) or pass_cluster(blocks):
             continue
         if not any(block.receive() for block in blocks):
             raise DeadlockError("nobody can go on:\n" + "\n".join(who for block in blocks for who in block.waits()))
@@ -292,8 +293,8 @@ class Hopper:
 
     def store_in_peer(self, op, args):
         """st.async: it arrives when no thread can go on without it."""
-        names, size = members(args[1]), 4 * len(members(args[1]))
-        places, values, barriers = self.address(args[0]), [self.get(name, "b32") for name in names], self.address(args[2])
+        values, (places, barriers) = [self.get(x, "b32") for x in members(args[1])], map(self.address, args[::2])
+        size = 4 * len(values)
         for thread in np.flatnonzero(self.mask).tolist():
             (block, at), (other, barrier) = self.in_cluster(places[thread]), self.in_cluster(barriers[thread])
             if block is self or other is not block:

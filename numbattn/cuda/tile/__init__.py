@@ -35,7 +35,8 @@ plain one. Numbers take the dtype of the tile that they are combined with. With 
 | column_pairs, paired | its even and odd columns, and the tile of these | |
 | shifted | the rows of a tile, moved one column on | |
 | transposed_halves | 2x2 matrices of half words in two lanes | shfl.bfly, prmt |
-| dot, dots | a product of tiles, or several; (positive_)operand(_columns), wgmma_wait: by a warpgroup | fma, mma.sync, wgmma |
+| dot, dots | a product of tiles, or several | fma, mma.sync, wgmma |
+| (positive_)operand(_columns), wgmma_wait | of products by a warpgroup | wgmma |
 | Pipeline, init_pipelines, stage, advance, alongside | stages of shared memory in turn | mbarrier.init |
 | acquire, wait, release, commit, read | who may write a stage, who read it | mbarrier.try_wait, .arrive |
 | tma_load(_part, _pages), tma_store | tiles of boxes, in the background | cp.async.bulk.tensor |

@@ -61,7 +61,8 @@ def test_where_a_block_is():
             y[block_index()] = 10 * cluster_rank() + warpgroup
         sync_cluster()
 
-    np.testing.assert_array_equal(run(kernel, np.zeros(6), shared=SharedMemory(), clusters=3, warpgroups=2), [1, 11] * 3)
+    y = run(kernel, np.zeros(6), shared=SharedMemory(), clusters=3, warpgroups=2)
+    np.testing.assert_array_equal(y, [1, 11] * 3)
 
 
 def exchange_of(place, layout, acquires=acquire, releases=release_in_peer):
@@ -176,7 +177,7 @@ def test_nobody_releases():
     shared = SharedMemory()
     kernel = exchange_of((shared, shared.tile(64, 64, np.float32, stages=2)), wgmma(64), releases=nobody)
     x = np.zeros((ROUNDS * 2 * 2 * 64, 64), np.float32)
-    with pytest.raises(DeadlockError if simulated() else InterpretedDeadlock, match="wait for .*(free|mbarrier)"):
+    with pytest.raises(DeadlockError if simulated() else InterpretedDeadlock, match=r"wait for .*(free|mbarrier)"):
         run(kernel, x, np.zeros_like(x), shared=shared, warpgroups=2)
 
 
@@ -186,7 +187,7 @@ def test_nobody_acquires():
     shared = SharedMemory()
     kernel = exchange_of((shared, shared.tile(64, 64, np.float32, stages=2)), wgmma(64), acquires=nobody)
     x = np.zeros((ROUNDS * 2 * 2 * 64, 64), np.float32)
-    with pytest.raises(RaceError, match="no barrier between|cannot know"):
+    with pytest.raises(RaceError, match=r"no barrier between|cannot know"):
         simulate(kernel, (2, 1, 1), 2 * WARPGROUP, shared.nbytes, x, np.zeros_like(x), cluster=2)
 
 
@@ -210,7 +211,7 @@ def test_only_whole_tiles():
         S = stage(PIPELINE, 0)
         put_in_peer(S, S.tile, full(LAYOUT, ZERO))
 
-    with pytest.raises(MISUSED, match="put_in_peer: a tile of .* is not"):
+    with pytest.raises(MISUSED, match=r"put_in_peer: a tile of .* is not"):
         run(kernel, np.zeros(1), shared=shared)
 
 

@@ -15,8 +15,6 @@ to the peer is on its way while products are in flight: P during the next S, the
 from functools import reduce
 from typing import NamedTuple
 
-import numpy as np
-
 from ...tile import (
     WARPGROUP,
     Pipeline,

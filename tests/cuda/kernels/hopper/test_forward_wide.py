@@ -51,9 +51,9 @@ def test_compiled_calls(rng, name):
 
 @mostly_simulated
 def test_rows_that_see_nothing(rng):
-    """One tile is computed for them, and whatever is beyond the keys does not matter."""
+    """Some of a work tile, or all."""
     q, k, v = (random(rng, (1, 1, n, 260), np.float16) for n in (300, 70, 70))
-    options = {"mask": na.Window(None, -40)}
+    options = {"mask": na.Window(None, -150)}
     with on(HOPPER):
         o, saved = na.attention_forward(q, k, v, **options)
     wanted, lse = na.reference.attention_forward(q, k, v, **options)[:2]
@@ -132,11 +132,9 @@ FAULTS = {
     "        fence_async_proxy()\n\n    @device\n    def first": "\n    @device\n    def first",
     "        O = rescaled(O, alpha)                                  #": "        #",
     "start_values(rescaled(O, alpha)": "start_values(O",
-    "        sync_warpgroup()                                        # all have read the peer's P\n": "",
     "        release_in_peer(X)\n": "",
     "total = own + get(M.tile.T, VECTOR)": "total = own + own",
     "        sync_cluster()                                          # the peer's": "        #",
-    "        if first >= end:": "        if False:",
     "work.head // group_size": "work.head",
     "set(work.mask) <= set(SIDES)": "True",
     " and not has_key_lengths(work.mask)": "",
