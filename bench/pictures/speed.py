@@ -97,8 +97,8 @@ def wide(results):
     """The same for head_dims beyond 256."""
     figure, text = speed(results)
     version = results["machine"]["versions"]["ffpa-attn"]
-    return figure, (f"Head_dims beyond 256, for which FFPA {version} has kernels; numbattn's gradients are products of "
-                    f"cuBLAS then. {text}")  # fmt: skip
+    return figure, (f"Head_dims beyond 256, for which FFPA {version} has kernels; numbattn's gradients of long "
+                    f"sequences are products of cuBLAS. {text}")  # fmt: skip
 
 
 def fa3(results):

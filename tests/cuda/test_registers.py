@@ -275,8 +275,8 @@ FORWARD_ROWS = [
     row("hopper_forward", "float16", 512, 512, ALL, **FEW, **DROPOUT),
     row("hopper_forward", "bfloat16", 576, 512, EDGES, "sink, alibi"),
     row("hopper_forward_wide", "bfloat16", 512, 512),
-    row("hopper_forward_wide", "float16", 512, 512, EDGES),
-    row("hopper_forward_wide", "bfloat16", 576, 512, EDGES),
+    row("hopper_forward_wide", "float16", 512, 512, "lo+hi"),
+    row("hopper_forward_wide", "bfloat16", 576, 512, "lo+hi+queries"),
     # O of other keys
     row("hopper_forward", "float16", 64, 64, EDGES, **LONG, **RESUMES),
     row("hopper_forward", "bfloat16", 128, 128, EDGES, keys=8192, seqlen_k=8192, seqlen_q=8192, **RESUMES),

@@ -27,7 +27,18 @@ the peer waits for its own barrier, by `acquire`. Before the first of these word
 from ..compiler import types
 from . import simulator
 from .conversion import left_pairs, round_to, stored_values
-from .emit import I32, VOID, Index, asm, base, is_first_holder, thread_index, vector_of
+from .emit import (
+    I32,
+    VOID,
+    Index,
+    asm,
+    base,
+    if_first_holder,
+    if_first_of,
+    shuffle_xor,
+    thread_index,
+    vector_of,
+)
 from .fragment import check_tile, element_type
 from .fragment import registers as unpack
 from .global_memory import holds_first_copy, places
@@ -121,7 +132,10 @@ def put_in_peer(stage, shared, tile):
     layout, plan = tile.layout, shared.plan
     _check_put(plan, tile)
     item, by_quads = plan.dtype.itemsize, by_matrices(plan, layout) and tile.dtype == types.float32
-    text = "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [$0], $1, [$2];"
+
+    def generate(b, value, pointer, registers):
+        with if_first_holder(b, layout):
+            write(b, value, pointer, unpack(b, tile, registers))
 
     def write(b, value, pointer, regs):
         start = emit_in_peer(b, b.ptrtoint(pointer, I32))
@@ -134,15 +148,7 @@ def put_in_peer(stage, shared, tile):
             at = b.add(start, b.mul(place, I32(item)))
             for word, first in enumerate(range(0, len(values), WORD // item)):
                 bits = b.bitcast(vector_of(b, values[first : first + WORD // item]), I32)
-                asm(b, text, VOID, b.add(at, I32(WORD * word)), bits, filled, effect=True)
-
-    def generate(b, value, pointer, registers):
-        mine, regs = is_first_holder(b, layout), unpack(b, tile, registers)
-        if mine is None:
-            write(b, value, pointer, regs)
-        else:
-            with b.if_then(mine):
-                write(b, value, pointer, regs)
+                emit_put(b, b.add(at, I32(WORD * word)), [bits], filled)
 
     return types.void(stage, shared, tile), generate
 
@@ -151,13 +157,20 @@ def put_quads(b, plan, layout, start, rows, filled):
     """Put a warpgroup's sums into boxes, 16 bytes at a time: in four lanes, each of which has two columns of 32, each
     gets eight next to each other."""
     lane, row0 = Index(b, b.and_(thread_index(b), I32(3))), Index(b, base(b, layout.rows))
-    text = "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [$0], {$1, $2, $3, $4}, [$5];"
     for down, row in zip(layout.rows.offsets, rows):
         pairs = left_pairs(b, element_type(plan.dtype), [row])
         for first in range(0, len(pairs), 4):
             place = plan.place(row0 + down, lane * 8 + layout.cols.offsets[2 * first])
             at = b.add(start, b.mul(place.value, I32(plan.dtype.itemsize)))
-            asm(b, text, VOID, at, *transposed(b, pairs[first : first + 4]), filled, effect=True)
+            emit_put(b, at, transposed(b, pairs[first : first + 4]), filled)
+
+
+def emit_put(b, at, words, filled):
+    """Start to store a word in the peer, or four, which count at a barrier there."""
+    names = ", ".join(f"${number}" for number in range(1, len(words) + 1))
+    form, names = ("", names) if len(words) == 1 else (f".v{len(words)}", f"{{{names}}}")
+    text = f"st.async.weak.shared::cluster.mbarrier::complete_tx::bytes{form}.b32 [$0], {names}, [${len(words) + 1}];"
+    asm(b, text, VOID, at, *words, filled, effect=True)
 
 
 def transposed(b, words):
@@ -166,8 +179,7 @@ def transposed(b, words):
         is_odd = b.icmp_unsigned("!=", b.and_(thread_index(b), I32(bit)), I32(0))
         for low in (i for i in range(4) if not i & bit):
             x, y = words[low], words[low | bit]
-            text = f"shfl.sync.bfly.b32 $0, $1, {bit}, 0x1f, 0xffffffff;"
-            other = asm(b, text, I32, b.select(is_odd, x, y), effect=True)
+            other = shuffle_xor(b, b.select(is_odd, x, y), bit)
             words[low], words[low | bit] = b.select(is_odd, other, x), b.select(is_odd, y, other)
     return words
 
@@ -217,8 +229,7 @@ def release_in_peer(stage):
 @release_in_peer.lowering
 def release_in_peer(stage):
     def generate(b, value):
-        first = b.icmp_unsigned("==", b.and_(thread_index(b), I32(WARPGROUP - 1)), I32(0))
-        with b.if_then(first):
+        with if_first_of(b, WARPGROUP):
             barrier = emit_in_peer(b, emit_barrier(b, stage.pipeline, unpack_stage(b, value)[0], True))
             asm(b, "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [$0];", VOID, barrier, effect=True)
 

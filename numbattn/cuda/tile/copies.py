@@ -5,7 +5,7 @@ from functools import partial
 from ..compiler import TypingError, capability, types
 from . import simulator
 from .alignment import VECTOR_BYTES
-from .emit import I32, I64, VOID, asm, in_own_block, is_first_holder, load_vector, store_vector
+from .emit import I32, I64, VOID, asm, if_first_holder, in_own_block, load_vector, store_vector
 from .fragment import name_of
 from .global_memory import check_array, holds_first_copy, load, places
 from .matrices import GlobalMatrix
@@ -87,12 +87,8 @@ def copy_async(shared, matrix, layout, first):
             for down in layout.rows.offsets:
                 in_own_block(b, [], partial(copy_row, down))
 
-        mine = is_first_holder(b, layout)
-        if mine is None:
+        with if_first_holder(b, layout):
             write()
-        else:
-            with b.if_then(mine):
-                write()
 
     return types.void(shared, matrix, layout_type, types.int32), generate
 

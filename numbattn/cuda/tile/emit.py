@@ -1,5 +1,6 @@
 """LLVM for one thread: the few idioms that all lowerings are built from."""
 
+from contextlib import nullcontext
 from functools import reduce
 
 from ..compiler import computed_if, ir
@@ -122,6 +123,17 @@ def is_first_holder(b, layout):
     """Whether this thread is the first of those that hold the same elements; None if there are no others."""
     idle = sum(1 << bit for bit in layout.idle_bits())
     return b.icmp_unsigned("==", b.and_(thread_index(b), I32(idle)), I32(0)) if idle else None
+
+
+def if_first_holder(b, layout):
+    """The context of what only the first of the threads does that hold the same elements."""
+    mine = is_first_holder(b, layout)
+    return nullcontext() if mine is None else b.if_then(mine)
+
+
+def if_first_of(b, threads):
+    """The context of what only the first thread of each warp does, or of other groups of so many, a power of two."""
+    return b.if_then(b.icmp_unsigned("==", b.and_(thread_index(b), I32(threads - 1)), I32(0)))
 
 
 def any_lane(b, truths):

@@ -54,7 +54,7 @@ import numpy as np
 from ..compiler import define_attribute, held_as_llvm, ir, types
 from . import simulator
 from .boxes import Boxes
-from .emit import I32, VOID, asm, shared_memory, thread_index
+from .emit import I32, VOID, asm, if_first_of, shared_memory, thread_index
 from .fragment import constant
 from .integers import INDEX
 from .layout import WARPGROUP
@@ -181,7 +181,7 @@ def init_pipelines(*pipelines):
     array([1.])
     """
     me, memory = simulator.thread_index(), simulator.shared_memory()
-    for pipeline in pipelines if me % simulator.block().threads_of_block == 0 else ():
+    for pipeline in pipelines if simulator.index_in_block() == 0 else ():
         kinds = ("filled", WARPGROUP if pipeline.in_cluster else pipeline.fills), ("free", pipeline.readers)
         barriers = [
             [Barrier(f"{name} of stage {index} of a {pipeline}", count) for index in range(pipeline.tile.stages)]
@@ -344,7 +344,7 @@ def wait(stage):
         index, parity = unpack(b, value)
         filled = emit_barrier(b, stage.pipeline, index, False)
         if stage.pipeline.in_cluster:
-            with b.if_then(b.icmp_unsigned("==", b.and_(thread_index(b), I32(WARPGROUP - 1)), I32(0))):
+            with if_first_of(b, WARPGROUP):
                 emit_arrival_of_bytes(b, filled, I32(stage.pipeline.tile.size))
         emit_wait(b, stage.pipeline, filled, parity)
 
@@ -393,8 +393,7 @@ def emit_arrival_of_bytes(b, filled, nbytes):
 
 def emit_arrival_of_group(b, stage, value, free, threads=WARPGROUP):
     """Arrive at a barrier by the first thread of a warpgroup, or warp."""
-    first = b.icmp_unsigned("==", b.and_(thread_index(b), I32(threads - 1)), I32(0))
-    with b.if_then(first):
+    with if_first_of(b, threads):
         emit_arrival(b, stage.pipeline, unpack(b, value)[0], free)
 
 

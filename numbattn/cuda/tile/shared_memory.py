@@ -10,7 +10,7 @@ from ..compiler import TypingError, define_attribute, held_as_llvm, ir, types
 from . import simulator
 from .boxes import CHUNK_BYTES, ROW_BYTES, Boxes, box_places, box_runs, get_matrices, put_matrices
 from .conversion import round_to
-from .emit import I32, SHARED, base, is_first_holder, load_vector, shared_memory, store_vector, thread_index
+from .emit import I32, SHARED, base, if_first_holder, load_vector, shared_memory, store_vector, thread_index
 from .fragment import HALF_FLOATS, LLVM, Fragment, FragmentType, check_tile, element_type, name_of
 from .fragment import fragment as pack
 from .fragment import registers as unpack
@@ -279,22 +279,17 @@ def put(shared, tile):
     layout, plan = tile.layout, shared.plan
     check_shape("put", plan, layout)
 
-    def write(b, pointer, value):
-        regs = unpack(b, tile, value)
+    def generate(b, pointer, value):
+        with if_first_holder(b, layout):
+            write(b, pointer, unpack(b, tile, value))
+
+    def write(b, pointer, regs):
         if by_matrices(plan, layout) and tile.dtype == types.float32 and name_of(plan.dtype) in HALF_FLOATS:
             put_matrices(b, plan, layout, pointer, regs)
             return
         for rows, cols, place in shared_runs(b, plan, layout):
             values = [regs[r][c] for r in rows for c in cols]
             store_vector(b, stored_values(b, tile.dtype, shared.dtype, values), b.gep(pointer, [place]))
-
-    def generate(b, pointer, value):
-        mine = is_first_holder(b, layout)
-        if mine is None:
-            write(b, pointer, value)
-        else:
-            with b.if_then(mine):
-                write(b, pointer, value)
 
     return types.void(shared, tile), generate
 

@@ -41,6 +41,11 @@ def thread_index():
     return _running.thread.number
 
 
+def index_in_block():
+    """The number of this thread in its own block."""
+    return thread_index() % block().threads_of_block
+
+
 def rank():
     """The number of this thread's block in its cluster."""
     return _running.thread.rank

@@ -13,8 +13,7 @@ from .emit import thread_index as emit_thread_index
 from .fragment import WORDS, name_of
 from .integers import INDEX
 from .layout import WARPGROUP, WARPGROUP_BITS
-from .simulator import barrier, block, gather_lanes, rank, sync_lanes, thread
-from .simulator import thread_index as my_index
+from .simulator import barrier, block, gather_lanes, index_in_block, rank, sync_lanes, thread
 from .world import primitive
 
 ALL_WARPGROUPS, FIRST_OF_WARPGROUPS = 1, 2
@@ -29,7 +28,7 @@ def thread_index():
     >>> run(kernel, np.zeros(32))[:4]
     array([0., 2., 4., 6.])
     """
-    return np.int32(my_index() % block().threads_of_block)
+    return np.int32(index_in_block())
 
 
 @thread_index.lowering
@@ -197,7 +196,7 @@ def ballot(truth):
 
 
 def warpgroup_of():
-    return my_index() % block().threads_of_block >> WARPGROUP_BITS
+    return index_in_block() >> WARPGROUP_BITS
 
 
 def emit_warpgroup(b):

@@ -250,7 +250,7 @@ FAULTS = {
         "stage.pipeline, index, True), b.xor(parity, I32(1))": "stage.pipeline, index, True), parity",
         "filled = emit_barrier(b, stage.pipeline, index, False)":
             "filled = emit_barrier(b, stage.pipeline, index, True)",
-        "b.and_(thread_index(b), I32(threads - 1))": "b.and_(thread_index(b), I32(31))",
+        "    with if_first_of(b, threads):": "    with if_first_of(b, 32):",
         "emit_arrival_of_group(b, stage, value, True,": "emit_arrival_of_group(b, stage, value, False,",
         'asm(b, "fence.mbarrier_init.release.cluster;", VOID, effect=True)': "pass",
     },

@@ -51,19 +51,24 @@ def reads(work):
     return held_of(work.problem) is None
 
 
+def reads_whole(work):
+    """Nor in pages."""
+    return reads(work) and not work.problem.page_size
+
+
 def attends(work):
     fits = is_for_hopper(work) or (takes_wide(work) and forward.SPEC.fitting(work) is not None)
-    return fits and reads(work) and not work.problem.page_size
+    return fits and reads_whole(work)
+
+
+def attends_wide(work):
+    return takes_wide(work) and forward_wide.takes(work) and reads_whole(work)
 
 
 def decodes(work):
     if not (is_for_hopper(work) and reads(work) and has_few_queries(work)):
         return False
     return not work.problem.page_size or decode.takes_pages(work)
-
-
-def attends_wide(work):
-    return takes_wide(work) and forward_wide.takes(work) and reads(work) and not work.problem.page_size
 
 
 FORWARD = (

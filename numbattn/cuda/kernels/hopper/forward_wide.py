@@ -52,6 +52,7 @@ from ...tile import (
     sync_cluster,
     sync_warpgroup,
     thread_index,
+    tma_load,
     tma_load_part,
     tma_store,
     tma_store_wait,
@@ -71,7 +72,7 @@ from ..shared.visibility import MASK, has_key_lengths
 from ..shared.warps import source_of, warp_specialised
 from .forward import REGISTERS
 from .forward_steps import mask_steps
-from .forward_tiles import MOST, ROWS, head_dims, is_uneven, matrices_in_l2
+from .forward_tiles import MOST, ROWS, head_dims, heads_at_once, is_uneven
 from .walk import ConsumerTile, n_block_steps
 
 RANKS, CONSUMERS, TILE_N = 2, 2, 64  # blocks of a cluster; of each of them the consumers, and its keys of a tile
@@ -144,7 +145,7 @@ def hopper_forward_wide(*, dtype, head_dim, head_dim_v, tiles, mask):
         prefetch_tensor_map(mV)
         Q, R, consumer = stage(Q_PIPELINE, 0), stage(RING, 0), index(0)
         while consumer < CONSUMERS:
-            tma_load_part(Q, allocate(SHARED_Q, Q.index), mQ, work.batch, work.head, work.m0 + consumer * ROWS, 0)
+            tma_load(Q, mQ, work.batch, work.head, work.m0 + consumer * ROWS)
             Q, consumer = advance(Q, 1), opaque(consumer + 1)
         head = work.head // group_size
         R, tile = load_keys(R, mK, work.batch, head, first), first + 1
@@ -347,8 +348,7 @@ def parameters(work, tiles):
 
 
 def numbers(work, tiles):
-    at_once = max(matrices_in_l2(work) if work.mask else 1, work.problem.group_size)
-    return {"at_once": at_once, "ascending": int(not is_uneven(work))}
+    return {"at_once": heads_at_once(work), "ascending": int(not is_uneven(work))}
 
 
 SPEC = Spec(

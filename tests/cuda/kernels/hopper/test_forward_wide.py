@@ -6,7 +6,7 @@ import pytest
 
 import numbattn as na
 from numbattn.cuda.kernels.hopper.forward_wide import AHEAD, WIDTH
-from tests.accuracy import assert_accurate, exact, plain, random
+from tests.accuracy import assert_accurate, exact, plain, random, to_numpy
 from tests.tools.device import HOPPER, on, planned
 from tests.tools.launch import compiled_only, mostly_simulated, simulated_only
 
@@ -23,30 +23,36 @@ CALLS = {  # dtype, lengths, head_dims, heads of q and of k, options
 }
 
 
-def check(rng, dtype, m, n, d, e, heads, heads_k, options):
+def check(rng, dtype, m, n, d, e, heads, heads_k, options, attend):
+    """attend: computes o and what is saved."""
     dtype = BFLOAT16 if dtype == "bfloat16" else np.dtype(dtype)
     shapes = (2, heads, m, d), (2, heads_k, n, d), (2, heads_k, n, e)
     q, k, v = (random(rng, shape, dtype) for shape in shapes)
-    with on(HOPPER) as gpu:
-        o, saved = na.attention_forward(q, k, v, **options)
-        (program,) = gpu.programs.values()
-    assert [step.key.name for step in program.plan.steps] == ["hopper_forward_wide"]
-    do = np.zeros_like(o)
-    for name, got, *others in zip(("o", "lse"), (o, saved.lse), exact(do, q, k, v, **options),
+    o, saved = attend(q, k, v, **options)
+    do = np.zeros(o.shape, dtype)
+    for name, got, *others in zip(("o", "lse"), map(to_numpy, (o, saved.lse)), exact(do, q, k, v, **options),
                                   plain(do, q, k, v, **options)):  # fmt: skip
         assert_accurate(name, got, *others, dtype)
+
+
+def attend_without_a_gpu(q, k, v, **options):
+    with on(HOPPER) as gpu:
+        found = na.attention_forward(q, k, v, **options)
+        (program,) = gpu.programs.values()
+    assert [step.key.name for step in program.plan.steps] == ["hopper_forward_wide"]
+    return found
 
 
 @simulated_only
 @pytest.mark.parametrize("name", CALLS)
 def test_calls(rng, name):
-    check(rng, *CALLS[name])
+    check(rng, *CALLS[name], attend_without_a_gpu)
 
 
 @compiled_only
 @pytest.mark.parametrize("name", ["a chunk", "causal", pytest.param("largest", marks=pytest.mark.slow)])
 def test_compiled_calls(rng, name):
-    check(rng, *CALLS[name])
+    check(rng, *CALLS[name], attend_without_a_gpu)
 
 
 @mostly_simulated
@@ -104,14 +110,8 @@ def test_which_calls(name):
 @pytest.mark.parametrize("name", [*CALLS, "long"])
 def test_on_a_gpu(rng, name):
     cupy = pytest.importorskip("cupy")
-    dtype, m, n, d, e, heads, heads_k, options = CALLS.get(name, ("bfloat16", 1000, 1500, 512, 512, 4, 2, {}))
-    dtype = BFLOAT16 if dtype == "bfloat16" else np.dtype(dtype)
-    q, k, v = (random(rng, s, dtype) for s in ((2, heads, m, d), (2, heads_k, n, d), (2, heads_k, n, e)))
-    o, saved = na.attention_forward(*map(cupy.asarray, (q, k, v)), **options)
-    do = np.zeros(o.shape, dtype)
-    for label, got, *others in zip(("o", "lse"), (o, saved.lse), exact(do, q, k, v, **options),
-                                   plain(do, q, k, v, **options)):  # fmt: skip
-        assert_accurate(label, got.get(), *others, dtype)
+    case = CALLS.get(name, ("bfloat16", 1000, 1500, 512, 512, 4, 2, {}))
+    check(rng, *case, lambda *arrays, **options: na.attention_forward(*map(cupy.asarray, arrays), **options))
 
 
 FAULTS = {
