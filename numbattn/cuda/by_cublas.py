@@ -203,14 +203,14 @@ def softmax_kernel(dtype):
     """The kernel that makes P of S, and lse: a warp has some rows."""
     ACC, ROWS_OF, TILE = dtype.type, Alignment(VECTOR_BYTES), simt(TILE_M, TILE_N, THREADS, WARP, vector(dtype))
     ROWS, COLS, INFINITE, ZERO, LN2 = TILE_M, TILE_N, ACC(np.inf), ACC(0), ACC(LN_2)
-    (NO_MAX, new_max, exponentials), low_of = softmax_parts(ACC, exact=True), low_step(ACC)
+    (no_max, new_max, exponentials), low_of = softmax_parts(ACC, exact=True), low_step(ACC)
     visible, ROW, PARTS_OF_ROWS = visible_step(TILE), TILE.row_vector(), TILE.row_parts()
 
     def softmax_of_scores(mS, mLse, mLow, cols, lo, hi, scale_log2):
         _, rows, _ = shape(mS)
         matrix, tile = split(block_index(), (rows + ROWS - 1) // ROWS)
         S, m0, n0 = mS[matrix], tile * ROWS, index(0)
-        m, l = full(ROW, ACC(NO_MAX)), full(PARTS_OF_ROWS, ZERO)
+        m, l = full(ROW, no_max(scale_log2)), full(PARTS_OF_ROWS, ZERO)
         while n0 < cols:
             T = load(aligned(S[:, n0 : n0 + COLS], ROWS_OF), TILE, m0)
             T = where(visible(m0, n0, cols, lo, hi), T, -INFINITE)

@@ -77,9 +77,9 @@ def bits_of(mask):
 
 
 def truncated(x):
-    """float64 to float32 as tensor cores round their sums, which is towards zero."""
+    """float64 to float32 as tensor cores round their sums, which is towards zero; what is too large is infinite."""
     nearest = x.astype(np.float32)
-    return np.where(np.abs(nearest) > np.abs(x), np.nextafter(nearest, np.float32(0)), nearest)
+    return np.where((np.abs(nearest) > np.abs(x)) & np.isfinite(nearest), np.nextafter(nearest, np.float32(0)), nearest)
 
 
 def ranges(mask):

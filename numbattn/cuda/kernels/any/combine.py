@@ -100,15 +100,15 @@ def combine(*, dtype, out_dtypes, head_dim_v, threads, mask, score, resumes=Fals
     SHARED_O, SHARED_L = shared.tile(PARTS, head_dim_v, ACC, COUNT), shared.tile(PARTS, 1, ACC, COUNT)
     ROWS_OF, ZERO, NONE, LN2, AT_ONCE = Alignment(16), ACC(0), ACC(-np.inf), ACC(LN_2), 4 * WARP
     HAS_LOW, far = dtype.itemsize > 2, may_be_far(score)
-    NO_MAX, _ = softmax_steps(ACC, far)
+    no_max, _ = softmax_steps(ACC, far)
     band_at, (with_sink, inverse) = band_of(mask), sink_steps(score, ACC)
-    RESUMES, m_and_l = resumes, resume_step(ACC, NO_MAX)
+    RESUMES, m_and_l = resumes, resume_step(ACC, no_max)
     low_of, (_, alpha_of) = low_step(ACC, far), alpha_steps(ACC, HAS_LOW and not far)
     arrive = sync_warp if threads == WARP else sync_threads
 
     @device
-    def largest_of(maxima, chunks):
-        top = full(ONE, NO_MAX)
+    def largest_of(maxima, chunks, scale_log2):
+        top = full(ONE, no_max(scale_log2))
         for chunk in range(0, chunks, AT_ONCE):
             x = load(maxima, MAXIMA, chunk)
             top = full(ONE, row_max(where(col_index(MAXIMA, chunk) < chunks, x, NONE), top))
@@ -136,7 +136,7 @@ def combine(*, dtype, out_dtypes, head_dim_v, threads, mask, score, resumes=Fals
             first, end = chunks_between(keys, end_of_keys)
             O = aligned(mPartial[batch, head, first:end, query], ROWS_OF)
             maxima, sums = mStatistics[batch, head, first:end, query, 0], mStatistics[batch, head, first:end, query, 1]
-            top = largest_of(maxima, end - first)
+            top = largest_of(maxima, end - first, scale_log2)
             if RESUMES:
                 m_before, l_before = m_and_l(full(ONE, mLse[batch, head, query]), scale_log2)
                 top = maximum(top, m_before)

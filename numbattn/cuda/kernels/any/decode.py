@@ -135,7 +135,7 @@ def decode(
     ZERO, NO_SCORE = ACC(0), ACC(-np.inf)
     band_at, sees, tested, shown = band_of(mask), element_test(mask, S_TILE), needs_test(mask), is_shown(mask)
     apply_score, drop = heads_step(score, S_TILE, ACC), drop_step(S_TILE, dropout)
-    NO_MAX, softmax_step = softmax_steps(ACC, may_be_far(score), dtype.itemsize > 2)
+    no_max, softmax_step = softmax_steps(ACC, may_be_far(score), dtype.itemsize > 2)
     tiles_of_chunk, place_of, rows_of = packing_steps(ROWS, queries, of_batch)
     _, alpha_of = alpha_steps(ACC, dtype.itemsize > 2 and not may_be_far(score))
     put_warps, save_merged = merge_steps(shared, head_dim_v, rows_of, ACC, alpha_of)
@@ -204,7 +204,7 @@ def decode(
             if thread_index() == 0 and following.number < tiles:
                 draw(counters, call)
             Q = load(rows_of(mQ, work, ROWS_OF), Q_TILE, 0)
-            O, m, l = full(O_TILE, ZERO), full(ROW_VECTOR, NO_MAX), full(PARTS, ZERO)
+            O, m, l = full(O_TILE, ZERO), full(ROW_VECTOR, no_max(scale_log2)), full(PARTS, ZERO)
             while ahead.number == work.number and n_ahead < work.n_blocks:
                 n_block, n0 = n_ahead, n_ahead * TILE_N
                 sK = wait_k(K, work, n_block)

@@ -58,11 +58,11 @@ def forward(
     NO_SCORE, LN2, HAS_LOW, far = ACC(-np.inf), ACC(LN_2), dtype.itemsize > 2, may_be_far(score)
     band_at, sees, tested, steps = band_of(mask), element_test(mask, S_TILE), needs_test(mask), steps_to_next(mask)
     drop, (apply, *_) = drop_step(S_TILE, dropout), score_steps(score, S_TILE, ACC, after=len(score))
-    (NO_MAX, softmax_step), low_of = softmax_steps(ACC, far, exact=HAS_LOW), low_step(ACC, far)
+    (no_max, softmax_step), low_of = softmax_steps(ACC, far, exact=HAS_LOW), low_step(ACC, far)
     with_sink, inverse = sink_steps(score, ACC)
     tiles_of, tile_of = count_step(mask, tile_m), slot_step(mask, "q", tile_m)
     mask_of, scores_of = mask_within_step(mask), within_segment(score)
-    start = start_step(S_TILE, O_TILE, ACC, NO_MAX, resumes)
+    start = start_step(S_TILE, O_TILE, ACC, no_max, resumes)
 
     def kernel(mQ, mK, mV, mO, before, mLse, mLow, mask, scores, drops, group_size, scale_log2, kept_scale):
         batches, heads, seqlen_q = shape(mLse)

@@ -53,7 +53,7 @@ def statistics(*, dtype, head_dim, head_dim_v, tiles, mask, score, dropout, nbyt
     HAS_LOW, HAS_SINK, far = dtype.itemsize > 2, SinkKind() in score, may_be_far(score)
     band_at, sees, tested, steps = band_of(mask), element_test(mask, S_TILE), needs_test(mask), steps_to_next(mask)
     apply, *_ = score_steps(score, S_TILE, ACC, after=len(score))
-    (NO_MAX, new_max, exponentials), low_of = softmax_parts(ACC, far, exact=HAS_LOW), low_step(ACC, far)
+    (no_max, new_max, exponentials), low_of = softmax_parts(ACC, far, exact=HAS_LOW), low_step(ACC, far)
     with_sink, inverse = sink_steps(score, ACC)
     tiles_of, tile_of = count_step(mask, tile_m), slot_step(mask, "q", tile_m)
     mask_of, scores_of = mask_within_step(mask), within_segment(score)
@@ -73,7 +73,7 @@ def statistics(*, dtype, head_dim, head_dim_v, tiles, mask, score, dropout, nbyt
         # without rows beyond a sequence's length, which may be NaN
         Q = mQ[batch, head][query : query + maximum(band[2], 1)]
         K = mK[batch, head_k][key : key + maximum(band[3], 1)]
-        m, largest, l, t = full(ROWS, NO_MAX), full(ROWS, NO_SCORE), full(PARTS, ZERO), full(PARTS, ZERO)
+        m, largest, l, t = full(ROWS, no_max(scale_log2)), full(ROWS, NO_SCORE), full(PARTS, ZERO), full(PARTS, ZERO)
         n_block = first // TILE_N
         n_blocks = (end + TILE_N - 1) // TILE_N
         n_block += steps(mask, batch, head, m_block, n_block, n_blocks - n_block)

@@ -204,7 +204,7 @@ def tangent(
     band_at, sees, tested, steps = band_of(mask), element_test(mask, S_TILE), needs_test(mask), steps_to_next(mask)
     drop, apply = drop_step(S_TILE, dropout), all_scores_step(score, tscore, S_TILE, ACC, HAS_TS, bends)
     HAS_LOW, far, (with_sink, inverse) = dtype.itemsize > 2, may_be_far(score), sink_steps(score, ACC)
-    (NO_MAX, softmax_step), low_of = softmax_steps(ACC, far, exact=HAS_LOW), low_step(ACC, far)
+    (no_max, softmax_step), low_of = softmax_steps(ACC, far, exact=HAS_LOW), low_step(ACC, far)
     ROWS = S_TILE.row_vector()
     tiles_of, tile_of = count_step(mask, tile_m), slot_step(mask, "q", tile_m)
     mask_of, scores_of, tscores_of = mask_within_step(mask), within_segment(score), within_segment(of_parts)
@@ -238,7 +238,7 @@ def tangent(
             tV = aligned(mTV[0][batch, head_k][key:seen_k], ROWS_OF)
         sQ, sK, sV = allocate(SHARED_Q), allocate(SHARED_K), allocate(SHARED_V)
         stQ, stK, stV = allocate(SHARED_TQ), allocate(SHARED_TK), allocate(SHARED_TV)
-        O, tO, m = full(O_TILE, ZERO), full(O_TILE, ZERO), full(ROWS, NO_MAX)
+        O, tO, m = full(O_TILE, ZERO), full(O_TILE, ZERO), full(ROWS, no_max(scale_log2))
         l, tl = full(PARTS, ZERO), full(PARTS, ZERO)
         O2, l2 = tO, tl                                         # halves of these sums
         n_block = first // TILE_N

@@ -91,10 +91,10 @@ def hopper_forward(
     prefetch_bias, bias_in_registers, apply_score = score_tile_steps(look_up, apply, tile_n, consumers, SHARED_B)
     needs_mask, masked = mask_steps(mask, S_TILE, tile_n, consumers, ACC)
     next_block, is_first_partial, is_partial, has_more = ahead_steps(mask, needs_mask, tile_n, consumers)
-    (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
+    (no_max, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
     put_columns, linear_bias_of, side_of, add_linear_bias, level_of = linear_bias_steps(score, S_TILE, SHARED_C, ACC)
     within, drop = within_step(mask, score, linear_bias_of), drop_step(S_TILE, dropout)
-    start = start_step(S_TILE, O_TILE, ACC, NO_MAX, resumes)
+    start = start_step(S_TILE, O_TILE, ACC, no_max, resumes)
 
     @device
     def left_operand(P, tile, args, n_block):

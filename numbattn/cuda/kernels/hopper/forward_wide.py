@@ -110,7 +110,7 @@ def hopper_forward_wide(*, dtype, head_dim, head_dim_v, tiles, mask):
     )
     visible_tiles = n_block_steps(mask, RANKS * TILE_N).visible
     needs_mask, masked = mask_steps(mask, S_TILE, TILE_N, 0, ACC)
-    NO_MAX, new_max, exponentials = softmax_parts(ACC)
+    no_max, new_max, exponentials = softmax_parts(ACC)
     TILE_M, ZERO, LN2 = ROWS * CONSUMERS, ACC(0), ACC(LN_2)
 
     # ------------------------------------------------------------------------------------------------- the producer
@@ -311,7 +311,7 @@ def hopper_forward_wide(*, dtype, head_dim, head_dim_v, tiles, mask):
         consumer, R = warpgroup_index(), stage(RING, 0)
         tile = ConsumerTile(work.batch, work.head, work.m0 + consumer * ROWS, 0, 0, 0, ())
         Q, X, M = stage(Q_PIPELINE, consumer), stage(P_PIPELINE, consumer), stage(MAX_PIPELINE, consumer)
-        m, l, O = full(VECTOR, NO_MAX), full(SUMS, ZERO), full(O_TILE, ZERO)
+        m, l, O = full(VECTOR, no_max(scale_log2)), full(SUMS, ZERO), full(O_TILE, ZERO)
         wait(Q)
         P, m, l, alpha, R, M = first_tile(Q, R, M, tile, mask, first, m, l, scale_log2)
         number = first + 1

@@ -51,11 +51,11 @@ def hopper_logsumexp(*, tiles, parts=PARTS, short=0):
         else chunk_steps(shared, S_TILE, tiles, ACC)
     )
     ZERO, ONE, LN2, LOG2E = ACC(0), ACC(1), ACC(LN_2), ACC(LOG2_E / SCALES[parts] ** 2)
-    NO_MAX, new_max, exponentials = softmax_parts(ACC)
+    no_max, new_max, exponentials = softmax_parts(ACC)
 
     @device
     def start(given, at):
-        return full(VECTOR, NO_MAX), full(OF_LANES, ZERO)
+        return full(VECTOR, no_max(ONE)), full(OF_LANES, ZERO)
 
     @device
     def add(found, S, line, Y, n0, given):

@@ -65,7 +65,7 @@ def hopper_statistics(*, dtype, head_dim, head_dim_v, tiles, mask, score, dropou
     K_PIPELINE = Pipeline.within(shared, SHARED_K, CONSUMERS)
     TILE_M, TILE_N, VECTOR, PARTS = tile_m, tile_n, S_TILE.row_vector(), S_TILE.row_parts()
     NO_SCORE, LN2, LOW, ZERO = ACC(-np.inf), ACC(LN_2), ACC(LEAST), ACC(0)
-    HAS_SINK, IS_FAR, (NO_MAX, *_) = SinkKind() in score, may_be_far(score), softmax_parts(ACC, may_be_far(score))
+    HAS_SINK, IS_FAR, (no_max, *_) = SinkKind() in score, may_be_far(score), softmax_parts(ACC, may_be_far(score))
     band_at, sees, tested = band_of(mask), element_test(mask, S_TILE), needs_test(mask)
     apply, *_ = score_steps(score, S_TILE, ACC, after=len(score))
     with_sink, _ = sink_steps(score, ACC)
@@ -100,7 +100,7 @@ def hopper_statistics(*, dtype, head_dim, head_dim_v, tiles, mask, score, dropou
         m0, band = m_block * TILE_M + warpgroup_index() * ROWS, band_at(mask, batch, head)
         Q, K = stage(Q_PIPELINE, warpgroup_index()), stage(K_PIPELINE, 0)
         wait(Q)
-        largest, m = full(VECTOR, NO_SCORE), full(VECTOR, NO_MAX)
+        largest, m = full(VECTOR, NO_SCORE), full(VECTOR, no_max(scale_log2))
         l, t = full(PARTS, ZERO), full(PARTS, ZERO)
         n_block = next_n_block(work, mask, n_block)
         while n_block < n_blocks:
@@ -112,7 +112,7 @@ def hopper_statistics(*, dtype, head_dim, head_dim_v, tiles, mask, score, dropou
             if tested(mask, band, batch, head, m_block, n_block, m0, m0 + ROWS, n0, n0 + TILE_N):
                 S = where(sees(mask, band, batch, head, m0, n0), S, NO_SCORE)  # line 11: MASK(S)
             largest, before = row_max(S, largest), m
-            m = maximum(largest, NO_MAX)
+            m = maximum(largest, no_max(scale_log2))
             x, last = relative(S, m, scale_log2), maximum((before - m) * scale_log2, LOW)
             P, alpha = exp2(x), exp2(last)
             t = part_sum(P * x, (t + l * last) * alpha)

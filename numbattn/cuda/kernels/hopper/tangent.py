@@ -81,7 +81,7 @@ def hopper_tangent(*, dtype, head_dim, head_dim_v, tiles, tangents, mask, score,
     receive, is_whole, clear_beyond, skip = skeleton.steps
     TILE_N, IS_PACKED, next_n_block = tile_n, PACKED in mask, n_block_steps(mask, tile_n, consumers).next
     needs_mask, masked = mask_steps(mask, S_TILE, tile_n, consumers, ACC)
-    (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
+    (no_max, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
     apply_score, with_tsink = scored_step(score, tscore, S_TILE, tile_n, ACC), sink_tangent_step(tscore, ACC)
     HAS_SCORE = any(part.has_step for part in score)
     sign_dropped, left_operand, both_factors = drop_steps(S_TILE, dropout, ONLY_V)
@@ -135,7 +135,7 @@ def hopper_tangent(*, dtype, head_dim, head_dim_v, tiles, tangents, mask, score,
     def main_loop(Q, K, V, tile, here, end, args):
         """All tiles of keys up to `end`. Also returns the next one."""
         O, tO, nothing = full(O_TILE, ZERO), full(O_TILE, ZERO), full(PARTS, ZERO)
-        acc = TangentAccumulators(O, tO, full(VECTOR, NO_MAX), nothing, nothing)
+        acc = TangentAccumulators(O, tO, full(VECTOR, no_max(args.scale_log2)), nothing, nothing)
         while here < end:
             while here < end and not needs_mask(tile, args.mask, here):
                 acc, K, V, here = step(acc, Q, K, V, tile, here, args)

@@ -100,9 +100,9 @@ def mma_forward(
     tiles_of, tile_of = count_step(mask, tile_m), slot_step(mask, "q", tile_m)
     mask_of, scores_of, drop = mask_within_step(mask, tile_m), within_segment(score), drop_step(S_TILE, dropout)
     look_up, apply = softmax_score_steps(score, S_TILE, ACC)
-    NO_MAX, new_max, exponentials = softmax_parts(ACC, may_be_far(score))
+    no_max, new_max, exponentials = softmax_parts(ACC, may_be_far(score))
     with_sink, inverse = sink_steps(score, ACC)
-    start = start_step(S_TILE, O_TILE, ACC, NO_MAX, resumes)
+    start = start_step(S_TILE, O_TILE, ACC, no_max, resumes)
 
     @device
     def next_n_block(tile, mask, n_block):

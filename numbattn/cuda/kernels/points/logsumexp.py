@@ -27,7 +27,7 @@ def point_logsumexp(*, dtype, dim, dim_b, tiles, kind, given, mask, nbytes):
     ACC, logarithm = pairs.ACC, pair_step(kind, pairs.ACC, LOGARITHM)
     VECTOR, PARTS, ZERO, ONE, LN2 = pairs.layout.row_vector(), pairs.layout.row_parts(), ACC(0), ACC(1), ACC(LN_2)
     HAS_COLUMNS, low_of = COLUMNS in given, low_step(ACC)
-    NO_MAX, new_max, exponentials = softmax_parts(ACC)
+    no_max, new_max, exponentials = softmax_parts(ACC)
 
     @device
     def fetch(given, block, stage, n0):
@@ -53,7 +53,7 @@ def point_logsumexp(*, dtype, dim, dim_b, tiles, kind, given, mask, nbytes):
     def kernel(mX, mY, mLse, mLow, mGivenX, mGivenY, vectors, mask, kind_number, rate):
         block, mask = block_of(mX, mask)
         given = keep_points(mX, vectors, (mGivenX, mGivenY, rate), block), mY, vectors, kind_number
-        m, l = loop((full(VECTOR, NO_MAX), full(PARTS, ZERO)), given, mask, block)
+        m, l = loop((full(VECTOR, no_max(ONE)), full(PARTS, ZERO)), given, mask, block)
         total = row_sum(l)
         lse = logsumexp(m * LN2, total, LN2)                    # line 16
         save(mLse[block.batch, block.head][block.query : block.end_query], lse, block.m0)

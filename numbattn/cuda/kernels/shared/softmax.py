@@ -30,14 +30,20 @@ def alpha_steps(ACC, exact):
 
 
 def softmax_parts(ACC, far=False, exact=False):
-    """m of rows that have seen no key yet, and device functions: (S, m, scale_log2, level=None, factor=None) -> the new
-    m, alpha, the factor that rescales the sums so far, and the S whose P is 1; (S, that, scale_log2, factor=None) -> P.
+    """Device functions: (scale_log2) -> m of rows that have seen no key yet; (S, m, scale_log2, level=None,
+    factor=None) -> the new m, alpha, the factor that rescales the sums so far, and the S whose P is 1; (S, that,
+    scale_log2, factor=None) -> P.
 
-    m is finite, since (-inf) - (-inf) is NaN. far: all scores of a row may be finfo.min, which times log2(e) is -inf:
-    they are subtracted first then, an instruction more for each element. exact: see `alpha_steps`.
+    far: all scores of a row may be finfo.min, which times log2(e) is -inf: they are subtracted first then, an
+    instruction more for each element. exact: see `alpha_steps`.
     """
     in_log2, alpha_of = alpha_steps(ACC, exact and not far)
-    NO_MAX = ACC(np.finfo(ACC).min * (1 if far else 2.0**-28))  # else it is finite times a scale_log2 up to 2**28
+    LOWEST, ONE, FAR = ACC(np.finfo(ACC).min * (1 if far else 0.99)), ACC(1), far
+
+    @device
+    def no_max(scale_log2):
+        """Finite, in base 2 too, since (-inf) - (-inf) is NaN; .99 of the lowest leaves room for a level."""
+        return LOWEST if FAR else LOWEST / maximum(scale_log2, ONE)
 
     @device
     def new_max(S, m, scale_log2, level=None, factor=None):
@@ -66,13 +72,13 @@ def softmax_parts(ACC, far=False, exact=False):
     def subtracted_first(S, zero, scale_log2, factor=None):  # factor is 1: after what may be far S is scaled
         return exp2((S - zero) * scale_log2)
 
-    return NO_MAX, new_max, subtracted_first if far else fused
+    return no_max, new_max, subtracted_first if far else fused
 
 
 def softmax_steps(ACC, far=False, exact=False):
     """The first of `softmax_parts`, and both steps in one: (S, m, l, scale_log2, level=None, factor=None) -> P, the new
     m and l, and alpha."""
-    NO_MAX, new_max, exponentials = softmax_parts(ACC, far, exact)
+    no_max, new_max, exponentials = softmax_parts(ACC, far, exact)
 
     @device
     def softmax_step(S, m, l, scale_log2, level=None, factor=None):
@@ -80,7 +86,7 @@ def softmax_steps(ACC, far=False, exact=False):
         P = exponentials(S, zero, scale_log2, factor)
         return P, m, part_sum(P, l * alpha), alpha          # line 13: l = alpha l + rowsum(P)
 
-    return NO_MAX, softmax_step
+    return no_max, softmax_step
 
 
 @device

@@ -11,30 +11,30 @@ from .segments import queries_of
 from .softmax import LN_2
 
 
-def resume_step(ACC, NO_MAX):
+def resume_step(ACC, no_max):
     """The device function (lse, scale_log2) -> m and l of keys that have this lse, for each row."""
     LN2, LOG2E = ACC(LN_2), ACC(LOG2_E)
 
     @device
     def m_and_l(lse, scale_log2):
         unit = scale_log2 * LN2                                 # m times this is in natural units
-        m = minimum(maximum(lse / unit, NO_MAX), -NO_MAX)
+        m = minimum(maximum(lse / unit, no_max(scale_log2)), -no_max(scale_log2))
         return m, exp2((lse - m * unit) * LOG2E)                # l is about 1, or 0 where nothing is seen
 
     return m_and_l
 
 
-def start_step(S_TILE, O_TILE, ACC, NO_MAX, resumes):
+def start_step(S_TILE, O_TILE, ACC, no_max, resumes):
     """The device function (before, mLse, segment, batch, head, m0, scale_log2, kept_scale) -> O, m and l.
 
     before: a tuple of the matrices O over other keys, whose lse is in mLse, or of none.
     """
     ROWS, PARTS, VECTORS = S_TILE.row_vector(), S_TILE.row_parts(), Alignment(VECTOR_BYTES)
-    ZERO, ONE, SHARE, m_and_l = ACC(0), ACC(1), ACC(1 / PARTS.cols.size), resume_step(ACC, NO_MAX)
+    ZERO, ONE, SHARE, m_and_l = ACC(0), ACC(1), ACC(1 / PARTS.cols.size), resume_step(ACC, no_max)
 
     @device
     def start(before, mLse, segment, batch, head, m0, scale_log2, kept_scale):
-        return full(O_TILE, ZERO), full(ROWS, NO_MAX), full(PARTS, ZERO)
+        return full(O_TILE, ZERO), full(ROWS, no_max(scale_log2)), full(PARTS, ZERO)
 
     @device
     def resume(before, mLse, segment, batch, head, m0, scale_log2, kept_scale):

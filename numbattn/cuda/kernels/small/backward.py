@@ -275,12 +275,12 @@ def sum_of_dS_steps(S_TILE, sums):
 def row_steps(S_TILE, ACC, score, dlse):
     """Device functions: (S, statistics, first, end, scores, batch, head, scale_log2) -> P, by the softmax of each row,
     and which rows see something; (P, dP, seen, statistics, first, end, batch, head) -> D = rowsum(P dP), less dlse."""
-    (NO_MAX, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
+    (no_max, softmax_step), (with_sink, inverse) = softmax_steps(ACC, may_be_far(score)), sink_steps(score, ACC)
     ROWS, PARTS, ZERO, LN2, HAS_DLSE = S_TILE.row_vector(), S_TILE.row_parts(), ACC(0), ACC(LN_2), dlse
 
     @device
     def P_of(S, statistics, first, end, scores, batch, head, scale_log2):
-        P, m, l, _ = softmax_step(S, full(ROWS, NO_MAX), full(PARTS, ZERO), scale_log2)
+        P, m, l, _ = softmax_step(S, full(ROWS, no_max(scale_log2)), full(PARTS, ZERO), scale_log2)
         total = row_sum(l)
         _, whole, alpha = with_sink(m * (scale_log2 * LN2), total, scores, batch, head)
         return P * inverse(whole, alpha), total > 0

@@ -78,7 +78,7 @@ def small_forward(
     keep_score, apply, _ = score_steps_of_block(shared, score, S_TILE, ACC, keeps_score)
     (matrices_of, next_matrix), mask_of = matrices_steps(mask, tiles), mask_within_step(mask)
     scores_of, drop = within_segment(score), drop_step(S_TILE, dropout)
-    (NO_MAX, softmax_step), low_of = softmax_steps(ACC, far, exact=HAS_LOW), low_step(ACC, far)
+    (no_max, softmax_step), low_of = softmax_steps(ACC, far, exact=HAS_LOW), low_step(ACC, far)
     with_sink, inverse = sink_steps(score, ACC)
     ROWS, PARTS = S_TILE.row_vector(), S_TILE.row_parts()
 
@@ -113,7 +113,7 @@ def small_forward(
             S = dot(S_TILE, sQ, sK.T)                           # Alg. 0 line 1: S = Q K^T
             S, _ = apply(S, scores_of(scores, segment), batch, head, first, segment.first_key)
             S = hide(S, NO_SCORE, shown, band)                  # MASK(S)
-            P, m, l, _ = softmax_step(S, full(ROWS, NO_MAX), full(PARTS, ZERO), scale_log2)     # line 2
+            P, m, l, _ = softmax_step(S, full(ROWS, no_max(scale_log2)), full(PARTS, ZERO), scale_log2)     # line 2
             largest, total, alpha = with_sink(m * (scale_log2 * LN2), row_sum(l), scores, batch, head)
             O = dot(O_TILE, drop(P, drops, batch, head, 0, 0), sV)              # line 3: O = P V
             sync()                                              # all have read Q, K and V

@@ -8,6 +8,7 @@ import pytest
 
 from numbattn.cuda.kernels.shared.softmax import LN_2, alpha_steps, logsumexp, low_step, softmax_steps
 from numbattn.cuda.tile import full, load, mma, reciprocal, row_sum, save, simt
+from numbattn.cuda.words.numbers import LOG2_E
 from tests.tools.launch import launch, poisoned
 
 ROWS, TILES, COLS = 16, 24, 8
@@ -56,10 +57,10 @@ def steps_of(case, world):
     layout, dtype = CASES[case]
     ROW_VECTOR, PARTS = layout.row_vector(), layout.row_parts()
     ZERO, LN2, SCALE = dtype(0), dtype(LN_2), dtype(SCALE_LOG2)
-    NO_MAX, softmax_step = softmax_steps(dtype)
+    no_max, softmax_step = softmax_steps(dtype)
 
     def kernel(mS, mP, mM, mAlpha, mL, mLse):
-        m, l = full(ROW_VECTOR, NO_MAX), full(PARTS, ZERO)
+        m, l = full(ROW_VECTOR, no_max(SCALE)), full(PARTS, ZERO)
         for tile in range(TILES):
             P, m, l, alpha = softmax_step(load(mS[tile], layout, 0), m, l, SCALE)
             save(mP[tile], P, 0)
@@ -77,25 +78,28 @@ def steps_of(case, world):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_a_row_of_the_lowest_scores(world, dtype):
-    """Which padding has, times log2(e), they are beyond the floats: they are visible all the same; -inf is not."""
-    layout, (NO_MAX, softmax_step) = simt(4, 8, 32, 8, 1), softmax_steps(dtype, far=True)
+@pytest.mark.parametrize("case", [(True, LOG2_E, 1), (False, 0.75, 0.98), (False, 1e9, 0.68e-9)])
+def test_a_row_of_the_lowest_scores(world, dtype, case):
+    """They are visible; -inf is not. far: as padding has, times log2(e) they are beyond the floats."""
+    far, scale_log2, of_lowest = case
+    layout, (no_max, softmax_step) = simt(4, 8, 32, 8, 1), softmax_steps(dtype, far)
     ROW_VECTOR, PARTS = layout.row_vector(), layout.row_parts()
-    ZERO, LN2, LOG2E = dtype(0), dtype(LN_2), dtype(np.log2(np.e))
+    ZERO, LN2, SCALE, LOWEST = dtype(0), dtype(LN_2), dtype(scale_log2), dtype(np.finfo(dtype).min * of_lowest)
 
     def kernel(mS, mP, mLse):
-        m, l = full(ROW_VECTOR, NO_MAX), full(PARTS, ZERO)
+        m, l = full(ROW_VECTOR, no_max(SCALE)), full(PARTS, ZERO)
         for tile in range(2):
-            P, m, l, alpha = softmax_step(load(mS[tile], layout, 0), m, l, LOG2E)
+            P, m, l, alpha = softmax_step(load(mS[tile], layout, 0), m, l, SCALE)
             save(mP[tile], P, 0)
-        save(mLse, logsumexp(m * (LOG2E * LN2), row_sum(l), LN2), 0)
+        save(mLse, logsumexp(m * (SCALE * LN2), row_sum(l), LN2), 0)
 
     S = np.full((2, 4, 8), -np.inf, dtype)
-    S[:, 0], S[0, 1], S[0, 2, 3:], S[1, 2, 1] = np.finfo(dtype).min, np.finfo(dtype).min, np.finfo(dtype).min, 1.5
+    S[:, 0], S[0, 1], S[0, 2, 3:], S[1, 2, 1] = LOWEST, LOWEST, LOWEST, 1.5 / (scale_log2 * LN_2)
     P, lse = poisoned(S.shape, dtype), poisoned(4, dtype)
     launch(kernel, (1, 1, 1), layout.threads, 0, S, P, lse)
     np.testing.assert_array_equal(P, np.isfinite(S))
-    np.testing.assert_allclose(lse, [np.finfo(dtype).min, np.finfo(dtype).min, 1.5, -np.inf], rtol=1e-6)
+    lowest = LOWEST * (scale_log2 * LN_2)
+    np.testing.assert_allclose(lse, [lowest, lowest, 1.5, -np.inf], rtol=1e-6)
 
 
 def test_m_lags_behind_the_maximum_by_no_more_than_a_bit(steps):
@@ -159,7 +163,11 @@ FAULTS = {
         "in_log2(m, scale_log2) - in_log2(m_new, scale_log2) if EXACT else (m - m_new)": "(m - m_new)",
     },
     "SLACK = 1 ": "SLACK = 40 ",
-    "np.finfo(ACC).min * (1": "0 * (1",
+    "LOWEST if FAR else LOWEST / maximum(scale_log2, ONE)": "-ONE",
+    "test_a_row_of_the_lowest_scores": {
+        "LOWEST if FAR else": "LOWEST if False else",
+        "LOWEST / maximum(scale_log2, ONE)": "LOWEST",
+    },
     "subtracted_first if far else fused": "fused",
     "(m_new - m) * scale_log2 > SLACK": "m_new - m > SLACK",
     "> SLACK, m_new, m)": "> SLACK, m, m_new)",

@@ -27,8 +27,8 @@ def test_resumes(rng, world, tile, case):
     wanted = np.array(wanted, np.float32)
     lse = np.pad(wanted, (ROW, 4), constant_values=99)[None, None]
     before = rng.standard_normal((1, 1, lse.size, 8)).astype(np.float32)
-    NO_MAX, _ = softmax_steps(np.float32, far)
-    start = start_step(layout, layout, np.float32, NO_MAX, resumes=True)
+    no_max, _ = softmax_steps(np.float32, far)
+    start = start_step(layout, layout, np.float32, no_max, resumes=True)
 
     def kernel(mBefore, mLse, mO, mM, mL, scale_log2, kept_scale):
         segment = Segment(index(ROW), index(8), index(0), index(0), index(0))
@@ -48,10 +48,10 @@ def test_resumes(rng, world, tile, case):
 
 
 FAULTS = {
-    "maximum(lse / unit, NO_MAX)": "lse / unit",
+    "maximum(lse / unit, no_max(scale_log2))": "lse / unit",
     "* (ONE / kept_scale)": "",
     "full(PARTS, SHARE) * l": "full(PARTS, ONE) * l",
-    "minimum(maximum(lse / unit, NO_MAX), -NO_MAX)": "maximum(lse / unit, NO_MAX)",
+    "minimum(maximum(lse / unit, no_max(scale_log2)), -no_max(scale_log2))": "maximum(lse / unit, no_max(scale_log2))",
     "(lse - m * unit) * LOG2E": "lse * ZERO",
     "first, end = queries_of(segment)": "first, end = 0, 99",
 }
