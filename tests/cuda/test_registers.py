@@ -352,6 +352,8 @@ SPILLS = [
     row("hopper_backward_kv", "bfloat16", 64, 64, EDGES, keys=MANY, spills=352),
     # in the producer, which has 24 registers: what a mask, segments and the draw of tiles take
     row("hopper_backward_kv", "bfloat16", 128, 128, keys=MANY, spills=80),
+    row("hopper_backward_kv", "bfloat16", 64, 64, keys=MANY, **DROPOUT, spills=144),
+    row("hopper_backward_kv", "bfloat16", 64, 64, EDGES, keys=MANY, **DROPOUT, spills=976),
     row("hopper_backward_kv", "bfloat16", 128, 64, "dense", **DROPOUT, **UNALIGNED, spills=32),
     row("hopper_backward_kv", "float16", 128, 128, ALL, **DROPOUT, **SMALL_BLOCKS, spills=344),
     row("hopper_backward_kv", "bfloat16", 128, 128, EDGES, "softcap", keys=MANY, **DETERMINISTIC, spills=1048),

@@ -141,6 +141,8 @@ def wide_product(x, factor):
         low, high = [], []
         for row in registers(b, x, value):
             products = [asm(b, "mul.wide.u32 $0, $1, $2;", I64, register, factor) for register in row]
+            for product in products:                            # equal ones are computed once
+                product.attributes.add("readnone")
             low.append([b.trunc(product, I32) for product in products])
             high.append([b.trunc(b.lshr(product, I64(32)), I32) for product in products])
         halves = ir.Constant(ir.ArrayType(x.llvm, 2), ir.Undefined)

@@ -306,7 +306,7 @@ def hopper_backward_kv(
     if reads:
         add_reads = distance_sums_step(score, reads, SHARED_DS, DS_PIPELINE, TILES, *about)
         helpers = CONSUMERS, add_reads
-    has_some_left = CONSUMERS == 2 and (reads or head_dim + head_dim_v <= 128)
+    has_some_left = CONSUMERS == 2 and (reads or (head_dim + head_dim_v <= 128 and not dropout))
     registers = MORE_FOR_PRODUCER if has_some_left else REGISTERS[CONSUMERS]
     own_pipelines = TILES, K_PIPELINE, V_PIPELINE, Q_PIPELINE, DO_PIPELINE, DS_PIPELINE, DQ_PIPELINE, B_PIPELINE
     begin, take_roles = warp_specialised(

@@ -185,12 +185,6 @@ def matrices_in_l2(work):
     return min(scattered(work) * work.problem.group_size, most)
 
 
-def heads_at_once(work):
-    """How many heads to compute at a time, at least those that share keys."""
-    at_once = matrices_in_l2(work) if has_band(work.problem) or is_looked_up(work.mask) else 1
-    return max(at_once, work.problem.group_size)
-
-
 def head_dims(problem):
     """Both head_dims, rounded up to multiples of 64."""
     return tuple(max(64, -(-size // 64) * 64) for size in (problem.head_dim, problem.head_dim_v))
@@ -262,5 +256,6 @@ def takes_wide(work):
 def numbers(work, tiles):
     """at_once, heads_per_tile and ascending: see `hopper_forward`."""
     together = heads_per_tile(tiles, work)
-    at_once = -(-heads_at_once(work) // together)
+    at_once = matrices_in_l2(work) if has_band(work.problem) or is_looked_up(work.mask) else 1
+    at_once = -(-max(at_once, work.problem.group_size) // together)
     return {"at_once": at_once, "heads_per_tile": together, "ascending": int(not is_uneven(work))}

@@ -55,8 +55,7 @@ EXCEPTIONS = (  # by traits: of each field, the first row that fits counts
     Case("128 function", {"order": DP_DV_DS}),          # a causal one is 14 % faster than "loaded" (H100, seqlen 8192)
     Case("loaded", {"order": DV_DP_DS}),                # no registers for dP from the first, here and below
     Case("64 shift", {"order": DV_DP_DS}),              # 38 % faster with slopes: with dP before dV it spills registers
-    Case("128 dropout", {"order": DV_DP_DS}),
-    Case("dropout scored", {"order": DV_DP_DS}),
+    Case("dropout", {"order": DV_DP_DS}),
     Case("128 nonlinear few unordered even", {"order": DP_DV_DS}),
     Case("nonlinear", {"order": DV_DP_DS}),
     Case("64", {"order": DP_DS_DV, "dq_late": False}),  # 8 % faster; shared memory has no second place for dQ

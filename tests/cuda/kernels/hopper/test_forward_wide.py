@@ -129,7 +129,7 @@ FAULTS = {
     "maximum(own, get(M.tile.T, VECTOR))": "own",
     "        acquire(X)\n": "",
     "        wait(X)\n        fence": "        fence",
-    "        fence_async_proxy()\n\n    @device\n    def first": "\n    @device\n    def first",
+    "        fence_async_proxy()\n\n    @device\n    def prologue": "\n    @device\n    def prologue",
     "        O = rescaled(O, alpha)                                  #": "        #",
     "start_values(rescaled(O, alpha)": "start_values(O",
     "        release_in_peer(X)\n": "",
