@@ -158,7 +158,7 @@ class EdgeSteps:
         self.form, self.ACC = form, sum_type(form.dtype)
         self.K, self.V = layouts_of(form)
         self.LINES, self.shared = self.K.row_vector(), SharedMemory()
-        self.NO_MAX = self.ACC(np.finfo(self.ACC).min)
+        self.NO_MAX = self.ACC(np.finfo(self.ACC).min)      # finite, since (-inf) - (-inf) is NaN
         self.work_of_block, self.rows_of, self.edge_at = self.walk(has_numbers)
         self.rows_at, self.number_at = self.reads()
 

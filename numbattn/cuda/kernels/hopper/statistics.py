@@ -112,7 +112,7 @@ def hopper_statistics(*, dtype, head_dim, head_dim_v, tiles, mask, score, dropou
             if tested(mask, band, batch, head, m_block, n_block, m0, m0 + ROWS, n0, n0 + TILE_N):
                 S = where(sees(mask, band, batch, head, m0, n0), S, NO_SCORE)  # line 11: MASK(S)
             largest, before = row_max(S, largest), m
-            m = maximum(largest, no_max(scale_log2))
+            m = maximum(largest, m)
             x, last = relative(S, m, scale_log2), maximum((before - m) * scale_log2, LOW)
             P, alpha = exp2(x), exp2(last)
             t = part_sum(P * x, (t + l * last) * alpha)

@@ -42,7 +42,7 @@ def softmax_parts(ACC, far=False, exact=False):
 
     @device
     def no_max(scale_log2):
-        """Finite, in base 2 too, since (-inf) - (-inf) is NaN; .99 of the lowest leaves room for a level."""
+        """Finite, in base 2 too unless far, since (-inf) - (-inf) is NaN; .99 leaves room for a level."""
         return LOWEST if FAR else LOWEST / maximum(scale_log2, ONE)
 
     @device

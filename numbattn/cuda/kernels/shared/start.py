@@ -18,7 +18,8 @@ def resume_step(ACC, no_max):
     @device
     def m_and_l(lse, scale_log2):
         unit = scale_log2 * LN2                                 # m times this is in natural units
-        m = minimum(maximum(lse / unit, no_max(scale_log2)), -no_max(scale_log2))
+        lowest = no_max(scale_log2)
+        m = minimum(maximum(lse / unit, lowest), -lowest)
         return m, exp2((lse - m * unit) * LOG2E)                # l is about 1, or 0 where nothing is seen
 
     return m_and_l

@@ -48,10 +48,10 @@ def test_resumes(rng, world, tile, case):
 
 
 FAULTS = {
-    "maximum(lse / unit, no_max(scale_log2))": "lse / unit",
+    "maximum(lse / unit, lowest)": "lse / unit",
     "* (ONE / kept_scale)": "",
     "full(PARTS, SHARE) * l": "full(PARTS, ONE) * l",
-    "minimum(maximum(lse / unit, no_max(scale_log2)), -no_max(scale_log2))": "maximum(lse / unit, no_max(scale_log2))",
+    "minimum(maximum(lse / unit, lowest), -lowest)": "maximum(lse / unit, lowest)",
     "(lse - m * unit) * LOG2E": "lse * ZERO",
     "first, end = queries_of(segment)": "first, end = 0, 99",
 }
