@@ -283,13 +283,13 @@ FORWARD_ROWS = [
     row("hopper_forward", "bfloat16", 256, 256, ALL, **FEW, **DROPOUT, **RESUMES),
 ]
 BACKWARD_ROWS = [  # both sums in a consumer's registers, wide ones by two, and dQ alone
-    row("hopper_backward_kv", "bfloat16", 64, 64, "hi", keys=MANY),
-    row("hopper_backward_kv", "bfloat16", 64, 64, keys=MANY, **DETERMINISTIC),
+    row("hopper_backward_kv", "bfloat16", 64, 64, "hi", keys=MANY, spills=80),
+    row("hopper_backward_kv", "bfloat16", 64, 64, keys=MANY, **DETERMINISTIC, spills=80),
     row("hopper_backward_q", "float16", 128, 128, ALL, **DROPOUT, **SMALL_BLOCKS),
     row("hopper_backward_wide", "float16", 64, 64, "blocks", "bias float16 16, softcap", keys=MANY),
     row("hopper_backward_wide", "bfloat16", 64, 64, "", "softcap, relative", **DROPOUT, **DETERMINISTIC),
     row("hopper_backward_wide", "bfloat16", 128, 128, "intervals", "alibi query, relative query"),
-    row("hopper_backward_kv", "bfloat16", 128, 128, PLACED, spills=736),
+    row("hopper_backward_kv", "bfloat16", 128, 128, PLACED, spills=816),
     row("hopper_backward_wide", "bfloat16", 256, 256, "packed", **NARROW, **DETERMINISTIC),
     row("hopper_backward_wide", "bfloat16", 512, 512, EDGES, **DROPOUT),
     row("hopper_backward_q", "float16", 64, 128, EDGES, **UNALIGNED),
@@ -303,11 +303,11 @@ TANGENT_ROWS = [  # O, S and their tangents; outside the loops over tiles addres
     row("hopper_tangent", "float16", 128, 128, "intervals", along="qk"),
     row("hopper_tangent", "bfloat16", 128, 128, EDGES, along="qkv", spills=64),
     row("hopper_tangent", "bfloat16", 128, 128, "packed", along="qkv", spills=64),
-    row("hopper_tangent", "bfloat16", 128, 128, ALL, along="qkv", **DROPOUT, spills=80),
+    row("hopper_tangent", "bfloat16", 128, 128, ALL, along="qkv", **DROPOUT, spills=96),
     row("hopper_tangent", "bfloat16", 128, 128, EDGES, "sink, alibi", along="qkv", spills=64),
     row("hopper_tangent", "float16", 128, 128, EDGES, "relative", along="qkv", spills=64),
     row("hopper_tangent", "bfloat16", 128, 128, "", "bias float16 16, softcap", along="qkv", **DROPOUT),
-    row("hopper_tangent", "float16", 192, 128, EDGES, along="qkv"),
+    row("hopper_tangent", "float16", 192, 128, EDGES, along="qkv", spills=16),
     row("hopper_tangent", "float16", 64, 64, EDGES, along="qkv"),
     row("hopper_tangent", "bfloat16", 64, 64, ALL, along="kv", **DROPOUT),
     row("hopper_tangent", "float16", 64, 64, EDGES, "softcap", along="qkv"),
@@ -344,21 +344,21 @@ SPILLS = [
     row("backward_kv", "float32", 256, 256, ALL, **DROPOUT, spills=16),
     # where much is looked up, or a derivative is: dP is started after dV
     row("hopper_backward_kv", "float16", 64, 64, ALL, **UNALIGNED, spills=328),
-    row("hopper_backward_wide", "bfloat16", 256, 256, EDGES, "softcap, relative", keys=MANY, spills=16),
+    row("hopper_backward_wide", "bfloat16", 256, 256, EDGES, "softcap, relative", keys=MANY, spills=24),
     # outside the loop over tiles that need no mask
-    row("hopper_backward_kv", "float16", 64, 64, "packed", **NARROW, spills=128),
-    row("hopper_backward_kv", "bfloat16", 64, 64, "", "alibi", keys=MANY, spills=8),
+    row("hopper_backward_kv", "float16", 64, 64, "packed", **NARROW, spills=200),
+    row("hopper_backward_kv", "bfloat16", 64, 64, "", "alibi", keys=MANY, spills=240),
     # whose consumers have 232 registers
-    row("hopper_backward_kv", "bfloat16", 64, 64, EDGES, keys=MANY, spills=352),
+    row("hopper_backward_kv", "bfloat16", 64, 64, EDGES, keys=MANY, spills=400),
     # in the producer, which has 24 registers: what a mask, segments and the draw of tiles take
     row("hopper_backward_kv", "bfloat16", 128, 128, keys=MANY, spills=80),
     row("hopper_backward_kv", "bfloat16", 64, 64, keys=MANY, **DROPOUT, spills=144),
-    row("hopper_backward_kv", "bfloat16", 64, 64, EDGES, keys=MANY, **DROPOUT, spills=976),
+    row("hopper_backward_kv", "bfloat16", 64, 64, EDGES, keys=MANY, **DROPOUT, spills=1144),
     row("hopper_backward_kv", "bfloat16", 128, 64, "dense", **DROPOUT, **UNALIGNED, spills=32),
     row("hopper_backward_kv", "float16", 128, 128, ALL, **DROPOUT, **SMALL_BLOCKS, spills=344),
-    row("hopper_backward_kv", "bfloat16", 128, 128, EDGES, "softcap", keys=MANY, **DETERMINISTIC, spills=1048),
-    row("hopper_backward_kv", "bfloat16", 128, 128, keys=MANY, **DETERMINISTIC, spills=120),
-    row("hopper_backward_kv", "float16", 128, 128, "packed", keys=MANY, spills=232),
+    row("hopper_backward_kv", "bfloat16", 128, 128, EDGES, "softcap", keys=MANY, **DETERMINISTIC, spills=1224),
+    row("hopper_backward_kv", "bfloat16", 128, 128, keys=MANY, **DETERMINISTIC, spills=272),
+    row("hopper_backward_kv", "float16", 128, 128, "packed", keys=MANY, spills=360),
     # addresses and offsets, of what is slow anyway
     row("function_gradient", "float16", 64, 64, "intervals", "relative query", spills=32),
     row("function_gradient", "float64", 128, 128, "intervals", "relative query", spills=1024),
@@ -397,7 +397,7 @@ BACKWARD_TANGENT_ROWS = [  # two accumulators, or one, with S, P, dP, dS and the
     row("backward_tangent_q", "float64", 64, 64, ALL, along="qkv", **DROPOUT),
     row("backward_tangent_q", "float32", 64, 64, along="qkv", **SHORT),
     row("hopper_backward_tangent", "bfloat16", 64, 64, "lo+hi", along="qkv"),
-    row("hopper_backward_tangent", "float16", 64, 64, "packed", along=WITH_TDO, spills=32),
+    row("hopper_backward_tangent", "float16", 64, 64, "packed", along=WITH_TDO, spills=56),
     row("hopper_backward_tangent", "bfloat16", 128, 128, along="qkv"),
     row("hopper_backward_tangent", "float16", 128, 128, "lo+hi", along=WITH_TDO),
     row("hopper_backward_tangent", "bfloat16", 128, 128, EDGES, along="qkv", spills=128),
@@ -437,7 +437,7 @@ PAIRS = [
     pairs("hopper_sums", "float32", 64, GAUSSIAN, 1),
     pairs("hopper_sums", "float32", 256, MATERN52, 4, spills=32),     # read back where points are near
     pairs("hopper_sums", "float32", 64, RATIONAL, 64),
-    pairs("hopper_sums", "float32", 256, Derivative(POWER), 64, spills=112),    # and here
+    pairs("hopper_sums", "float32", 256, Derivative(POWER), 64, spills=128),    # and here
 ]
 
 

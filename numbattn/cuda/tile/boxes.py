@@ -168,14 +168,17 @@ def box_places(b, plan, layout, pointer):
 
 
 def put_matrices(b, plan, layout, pointer, rows):
-    """Put a warpgroup's sums into boxes: by 16x16, four 8x8 matrices at a time, each lane with a row of one."""
+    """Put a warpgroup's sums into boxes: by 16x16, four 8x8 matrices at a time, each lane with a row of one. Columns of
+    a row of a box are an exclusive or away, and boxes an addition, so that one address is kept in registers."""
     lane = Index(b, b.and_(thread_index(b), I32(31)))
     first = Index(b, base(b, replace(layout.rows, fields=layout.rows.fields[1:])))  # of the warp
     row, right = first + (lane & 7) + (lane & 8), (lane >> 4) * 8
+    start = plan.place(row, right).value
     for c in range(0, layout.cols.slots, 4):
         pairs = left_pairs(b, element_type(plan.dtype), [row[c : c + 4] for row in rows])
-        place = plan.place(row, right + layout.cols.offsets[c])
-        at = b.ptrtoint(b.gep(pointer, [place.value]), I32)
+        box, within = divmod(layout.cols.offsets[c], plan.width)
+        place = b.add(b.xor(start, I32(within)), I32(box * plan.box_rows * plan.width))
+        at = b.ptrtoint(b.gep(pointer, [place]), I32)
         text = "stmatrix.sync.aligned.m8n8.x4.shared.b16 [$0], {$1, $2, $3, $4};"
         asm(b, text, VOID, at, *pairs, effect=True)
 

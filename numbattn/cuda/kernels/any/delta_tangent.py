@@ -14,14 +14,14 @@ from ..shared.schedule import overlap_launches, place
 from ..shared.segments import slot_step
 from ..shared.visibility import PACKING, packing_of
 from ..tables import dtypes_of, rounded
-from .delta import LANES, THREADS, TILES, blocks_of_slots
+from .delta import LANES, THREADS, blocks_of_slots, tiles_of
 
 
-def delta_tangent(*, dtype, out_dtypes, head_dim_v, tdo, tdlse, nbytes, mask=()):
+def delta_tangent(*, dtype, out_dtypes, tile_m, head_dim_v, tdo, tdlse, nbytes, mask=()):
     """The kernel. out_dtypes: of O and tO; tdo, tdlse: whether dO, and the gradient of lse, have a tangent."""
     dtype, ACC = DTYPES[dtype], sum_type(DTYPES[dtype])
-    TILE_M, ROWS_OF = TILES.tile_m, Alignment(nbytes)
-    TILE = simt(TILES.tile_m, head_dim_v, THREADS, LANES, vector(dtype))
+    TILE_M, ROWS_OF = tile_m, Alignment(nbytes)
+    TILE = simt(tile_m, head_dim_v, THREADS, LANES, vector(dtype))
     ROWS, INFINITE, HAS_TDO, HAS_TDLSE = TILE.row_vector(), ACC(float("inf")), tdo, tdlse
     TILES_A_SLOT, segment_of = PADDED // TILE_M, slot_step(mask, "q", PADDED)
 
@@ -59,9 +59,9 @@ SPEC = Spec(
     delta_tangent,
     (Matrix("do"), Matrix("tdo", optional=True), Matrix("o"), Matrix("to"), Statistic("lse"), Statistic("tlse"),
      Statistic("tdlse"), Statistic("tdelta", padded=True), Statistic("padded tlse", padded=True), PACKING),
-    tiles=lambda work: (TILES,),
+    tiles=tiles_of,
     parameters=lambda work, tiles: {
-        "dtype": work.problem.dtype.name, **dtypes_of(work, "o"), "tdo": "tdo" in work.dtypes,
+        "dtype": work.problem.dtype.name, **dtypes_of(work, "o"), "tile_m": tiles.tile_m, "tdo": "tdo" in work.dtypes,
         "tdlse": "tdlse" in work.dtypes, "nbytes": work.nbytes, "mask": packing_of(work.mask),
         "head_dim_v": rounded("head_dim_v", work.problem.head_dim_v),
     },

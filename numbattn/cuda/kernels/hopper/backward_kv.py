@@ -128,7 +128,7 @@ def hopper_backward_kv(
     adds_dq, in_turn = variant.kernels in (SUMS, TURNS), variant.kernels == TURNS
     variant = variant._replace(dq_late=adds_dq and variant.dq_late)
     S_TILE, K_TILE, V_TILE, CONSUMERS = wgmma(tile_m), wgmma(head_dim), wgmma(head_dim_v), tile_n // ROWS
-    COLS, TILE_M, ADDS_DQ, IN_TURN = S_TILE.col_vector(), tile_m, adds_dq, in_turn
+    COLS, TILE_M, TILE_N, ADDS_DQ, IN_TURN = S_TILE.col_vector(), tile_m, tile_n, adds_dq, in_turn
     shared = SharedMemory()
     SHARED_K, SHARED_V = (shared.boxes(ROWS, cols, dtype, CONSUMERS) for cols in (head_dim, head_dim_v))
     SHARED_Q, SHARED_DO = (shared.boxes(tile_m, cols, dtype, stages) for cols in (head_dim, head_dim_v))
@@ -139,7 +139,7 @@ def hopper_backward_kv(
     pipelines = pipelines_within(shared, *given, CONSUMERS)
     Q_PIPELINE, K_PIPELINE, V_PIPELINE, DO_PIPELINE, SHARED_LSE, SHARED_DELTA = pipelines
     READERS, S_EARLY = CONSUMERS * (1 + bool(reads)), variant.s_early
-    DQ_PIPELINE = pipeline_of_dq(shared)
+    DQ_PIPELINE, MASKS = pipeline_of_dq(shared), bool(mask)     # else the only test is for the last keys
     DS_PIPELINE = Pipeline.within(shared, SHARED_DS.of_stages(2), READERS, fills=CONSUMERS)
     TILES = pipeline_of_tiles(shared, mask, READERS + 1)
     (_, from_record), scores_of = record_steps(mask, tile_n), within_segment(score)
@@ -169,8 +169,7 @@ def hopper_backward_kv(
     def start_s(K, Q, dO, tile, at, args):
         """Product 1 for a tile of queries, transposed, in flight."""
         left = band_at(args.mask, tile.batch, at.head)[2] - at.m_block * TILE_M
-        clear_queries(Q, left)
-        clear_queries(dO, left)
+        clear_queries((Q, dO), left)
         wait(Q)
         return dot(S_TILE, K, Q.tile.T)                         # Alg. 4 line 11: S = Q K^T
 
@@ -232,7 +231,8 @@ def hopper_backward_kv(
         return step
 
     step_with = step_with_dq if adds_dq else step_without_dq
-    step, masked_step, last_step = step_with(plain_ds), step_with(masked_ds), step_with(masked_ds, is_last=True)
+    step, masked_step = step_with(plain_ds), step_with(masked_ds)
+    last_step, masked_last_step = step_with(plain_ds, is_last=True), step_with(masked_ds, is_last=True)
 
     @device
     def compute_tile(mDK, mDV, mSums, tile, stages, scale, args):
@@ -245,12 +245,13 @@ def hopper_backward_kv(
             nowhere = Walk(none, none, none, none)              # before the first tile there is no dS
             publish_ds(full(S_TILE, ZERO), stages.dS, nowhere, mSums, tile, args.mask)
         wait_for(stages.K, CONSUMERS)
-        if CLEARS_KEYS or not sees:
+        keys = longest(args.mask, tile)
+        clears = CLEARS_KEYS and keys < tile.first + TILE_N
+        if clears or not sees:
             wait(advance(stages.V, consumer))
-        if CLEARS_KEYS:
-            left = longest(args.mask, tile) - n0
-            clear(K, left)
-            clear(V, left)
+        if clears:
+            clear(K, keys - n0)
+            clear(V, keys - n0)
             fence_async_proxy()
             sync_warpgroups(CONSUMERS)
         if sees:
@@ -265,7 +266,10 @@ def hopper_backward_kv(
                 if has_next(walk):
                     acc = masked_step(acc, K, V, stages, walk, tile, n0, mSums, args)
                     stages, walk = advance_all(stages), go_on(walk, tile, args)
-            acc = last_step(acc, K, V, stages, walk, tile, n0, mSums, args)
+            if MASKS and not needs_mask(args.mask, tile, walk.current, n0):
+                acc = last_step(acc, K, V, stages, walk, tile, n0, mSums, args)
+            else:
+                acc = masked_last_step(acc, K, V, stages, walk, tile, n0, mSums, args)
             dK, dV = acc.dK, acc.dV
             if ADDS_DQ:
                 drain_dq(stages.dS, walk, mSums, tile, args.mask)

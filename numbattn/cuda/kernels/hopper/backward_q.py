@@ -156,8 +156,7 @@ def hopper_backward_q(
     def start_scores(Q, K, V, n_block, band):
         """Start S of a tile of keys."""
         left = band[3] - n_block * TILE_N
-        clear_keys(K, left)
-        clear_keys(V, left)
+        clear_keys((K, V), left)
         wait(K)
         return dot(S_TILE, Q, K.tile.T)                         # Alg. 4 line 11: S = Q K^T
 

@@ -55,7 +55,7 @@ from ..tables import dtypes_of
 from .backward_kv import wait_for
 from .backward_steps import CONSUMERS, GIVEN, REGISTERS, ROWS, ZERO, WgmmaTiles, save_step, size_of, source
 from .forward_skeleton import each, load
-from .forward_steps import clear_step
+from .forward_steps import clear_step, clear_tile
 from .forward_tiles import head_dims, is_for_hopper
 from .tangent import parts
 from .tdq_sums import round_spec_of, tdq_steps
@@ -213,15 +213,13 @@ def hopper_backward_tangent(*, dtype, out_dtypes, head_dim, head_dim_v, tiles, m
         clear(allocate(ONLY_Q, Q.index), length)
         clear(allocate(TQ, Q.index), length)
 
-    about = tile_m, CONSUMERS, has_query_lengths(mask)
-    clear_q, clear_do = clear_step(*about, clear_both), clear_step(*about)
+    clear_queries = clear_step(tile_m, CONSUMERS, has_query_lengths(mask), (clear_both, clear_tile))
 
     @device
     def start_s(Q, dO, tile, at, args):
         """S and tS of a tile of queries, in flight."""
         left = band_at(args.mask, tile.batch, at.head)[2] - at.m_block * TILE_M
-        clear_q(Q, left)
-        clear_do(dO, left)
+        clear_queries((Q, dO), left)
         wait(Q)
         return start_scores(warpgroup_index(), Q)
 

@@ -115,14 +115,10 @@ def hopper_backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tiles, mask
     clear_queries, CLEARS_KEYS = clear_step(tile_m, CONSUMERS, has_query_lengths(mask)), has_key_lengths(mask)
 
     @device
-    def product(X, Y, other, tile, at, args):
-        """Start S = Q K^T or dP = dO V^T of a tile of queries, transposed: Alg. 4 lines 11 and 17.
-
-        other: dO or Q, of the same queries.
-        """
+    def product(X, Y, tile, at, args):
+        """Start S = Q K^T or dP = dO V^T of a tile of queries, transposed: Alg. 4 lines 11 and 17."""
         left = band_at(args.mask, tile.batch, at.head)[2] - at.m_block * TILE_M
-        clear_queries(Y, left)
-        clear_queries(other, left)
+        clear_queries((Y, Y), left)                             # of each consumer, which is the other one's Z
         wait(Y)
         return dot(S_TILE, X, Y.tile.T)
 
@@ -151,13 +147,13 @@ def hopper_backward_wide(*, dtype, out_dtypes, head_dim, head_dim_v, tiles, mask
             Y, Z, sP = stage(Y_PIPELINE, 0), stage(Z_PIPELINE, 0), stage(P_PIPELINE, 0)
             if at.m_block < at.m_blocks:
                 found = prefetch(tile, at, args)
-                S = wgmma_wait(product(X, Y, Z, tile, at, args), 0)
+                S = wgmma_wait(product(X, Y, tile, at, args), 0)
                 after = next_queries(args.mask, tile, at)
                 while after.m_block < after.m_blocks:
                     wait(Z)
                     total = step(total, S, found, Y, Z, sP, tile, at, args)
                     found = prefetch(tile, after, args)
-                    S = product(X, advance(Y, 1), advance(Z, 1), tile, after, args)
+                    S = product(X, advance(Y, 1), tile, after, args)
                     total = wgmma_wait(total, 1)
                     release(Z)
                     S = wgmma_wait(S, 0)

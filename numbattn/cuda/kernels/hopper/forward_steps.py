@@ -1,5 +1,6 @@
 """What consumers of `hopper_forward` pass from step to step, and steps that they share with other kernels."""
 
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -158,25 +159,39 @@ def clear_tile(stage, length):
     clear(stage.tile, length)
 
 
-def clear_step(rows, consumers, has_lengths, clear_rows=clear_tile):
-    """The device function (stage, length), for all consumers: zero the rows of a tile from `length` on, where the
-    sequence ends: they may be NaN, and 0 * NaN is NaN. Beyond the matrix TMA has filled in zeros. clear_rows: (stage,
-    length), by one consumer."""
+def clear_step(rows, consumers, has_lengths, clear_rows=(clear_tile, clear_tile)):
+    """The device function (stages, length), for all consumers: zero the rows of their tiles from `length` on, where the
+    sequence ends: they may be NaN, and 0 * NaN is NaN. Beyond the matrix TMA has filled in zeros. clear_rows: for each
+    stage a device function (stage, length), called by a consumer of its own."""
+    clear_all = reduce(partial(then_by_consumer, consumers), enumerate(clear_rows), keep)
 
     @device
-    def clear_beyond(stage, length):
+    def clear_beyond(stages, length):
         if length < rows:
-            wait(stage)
-            if warpgroup_index() == 0:
-                clear_rows(stage, length)
-                fence_async_proxy()
+            clear_all(stages, length)
+            fence_async_proxy()
             sync_warpgroups(consumers)
 
-    @device
-    def keep(stage, length):
-        pass
-
     return clear_beyond if has_lengths else keep
+
+
+@device
+def keep(stages, length):
+    pass
+
+
+def then_by_consumer(consumers, before, numbered):
+    NUMBER, clear_rows = numbered
+    CONSUMER = NUMBER % consumers
+
+    @device
+    def clear_next(stages, length):
+        before(stages, length)
+        if warpgroup_index() == CONSUMER:
+            wait(stages[NUMBER])
+            clear_rows(stages[NUMBER], length)
+
+    return clear_next
 
 
 def key_tile_steps(mask, tile_n, consumers):
@@ -186,12 +201,12 @@ def key_tile_steps(mask, tile_n, consumers):
     TILE_N, IS_LOOKED_UP, band_at = tile_n, is_looked_up(mask), band_of(mask)
     visible_blocks, HAS_OWN_STATES = n_block_steps(mask, tile_n, consumers).visible, has_own_states(mask, consumers)
     known_of, next_known = known_steps(mask, tile_n, consumers, by_consumer=True)
-    clear_keys = clear_step(tile_n, consumers, has_key_lengths(mask))
+    clear_keys = clear_step(tile_n, consumers, has_key_lengths(mask), (clear_tile,))
 
     @device
     def clear_beyond(V, tile, mask, n_block):
         """For the last tile of a work tile; called by consumers that skip it, too."""
-        clear_keys(V, band_at(mask, tile.batch, tile.head)[3] - n_block * TILE_N)
+        clear_keys((V,), band_at(mask, tile.batch, tile.head)[3] - n_block * TILE_N)
 
     @device
     def skip(K, V, tile, mask, n_block, known, end):

@@ -15,7 +15,8 @@ def test_delta(rng, has_dlse):
     o, do = rng.standard_normal((2, 2, 3, 45, 13)).astype(np.float32)
     lse, dlse = rng.standard_normal((2, 2, 3, 45)).astype(np.float32)
     lse[0, 1, 40], do[0, 1, 40], dlse[0, 1, 40], lse[1, 0, 7] = -np.inf, np.nan, np.nan, np.nan
-    source = delta(dtype="float32", out_dtypes=("float32",), head_dim_v=32, dlse=has_dlse, nbytes=0, bounded=False)
+    about = {"tile_m": 32, "head_dim_v": 32, "dlse": has_dlse, "nbytes": 0, "bounded": False}
+    source = delta(dtype="float32", out_dtypes=("float32",), **about)
     got, base_2 = poisoned((2, 3, 128)), poisoned((2, 3, 256))
     launch(source.function, (24, 1, 1), source.threads, 0, do, o, lse, lse, dlse, (), got, base_2, ())
     want, blind = (do * o).sum(-1, dtype=np.float64) - (dlse if has_dlse else 0), lse == -np.inf
@@ -31,7 +32,7 @@ def test_low(rng):
     lse, low = rng.standard_normal((2, 1, 2, 45)).astype(np.float32)
     lse *= 10**8
     lse[0, 1, 40] = -np.inf
-    about = {"head_dim_v": 32, "dlse": False, "nbytes": 0, "bounded": True, "low": True}
+    about = {"tile_m": 32, "head_dim_v": 32, "dlse": False, "nbytes": 0, "bounded": True, "low": True}
     source = delta(dtype="float32", out_dtypes=("float32",), **about)
     got, base_2 = poisoned((1, 2, 128)), poisoned((1, 2, 256))
     launch(source.function, (8, 1, 1), source.threads, 0, do, o, lse, low, lse, (), got, base_2, ())
@@ -45,7 +46,7 @@ def test_low_of_a_sink(rng):
     o, do = rng.standard_normal((2, 1, 2, 45, 13)).astype(np.float32)
     exact = 1e7 + rng.random((1, 2, 45))
     lse, logits = exact.astype(np.float32), np.full((1, 2), 1e7, np.float32)
-    about = {"head_dim_v": 32, "dlse": False, "nbytes": 0, "bounded": False, "low": True, "sink": True}
+    about = {"tile_m": 32, "head_dim_v": 32, "dlse": False, "nbytes": 0, "bounded": False, "low": True, "sink": True}
     source = delta(dtype="float32", out_dtypes=("float32",), **about)
     sums, got, base_2 = poisoned((1, 2, 45)), poisoned((1, 2, 128)), poisoned((1, 2, 256))
     given = do, o, lse, (exact - lse).astype(np.float32), lse, (logits, sums), got, base_2, ()
@@ -58,9 +59,10 @@ def test_bounded(rng):
     o, do = rng.standard_normal((2, 1, 2, 45, 13)).astype(np.float16)
     lse = rng.standard_normal((1, 2, 45)).astype(np.float32)
     lse[0, 1, 40], lse[0, 0, :3] = -np.inf, (1e8, -1e8, np.finfo(np.float32).min)
-    source = delta(dtype="float16", out_dtypes=("float16",), head_dim_v=32, dlse=False, nbytes=0, bounded=True)
+    about = {"tile_m": 64, "head_dim_v": 32, "dlse": False, "nbytes": 0, "bounded": True}
+    source = delta(dtype="float16", out_dtypes=("float16",), **about)
     got, base_2 = poisoned((2, 1, 2, 128))
-    launch(source.function, (8, 1, 1), source.threads, 0, do, o, lse, lse, lse, (), got, base_2, ())
+    launch(source.function, (4, 1, 1), source.threads, 0, do, o, lse, lse, lse, (), got, base_2, ())
     sees = np.zeros(got.shape, bool)
     sees[..., :45] = lse > -np.inf
     want = np.zeros(got.shape)

@@ -17,7 +17,7 @@ def test_delta_tangent(rng, has_tdo, has_tdlse):
     blind[0, 1, 40] = blind[1, 2, 0] = True
     lse[blind], tdlse[blind], tlse[blind], do[blind] = -np.inf, np.nan, np.nan, np.nan
     source = delta_tangent(
-        dtype="float32", out_dtypes=("float32",), head_dim_v=32, tdo=has_tdo, tdlse=has_tdlse, nbytes=0
+        dtype="float32", out_dtypes=("float32",), tile_m=32, head_dim_v=32, tdo=has_tdo, tdlse=has_tdlse, nbytes=0
     )
     got, got_tlse = poisoned((2, 2, 3, 128))
     given = do, (tdo,) if has_tdo else (), o, to, lse, tlse, tdlse

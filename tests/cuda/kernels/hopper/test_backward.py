@@ -165,6 +165,8 @@ FAULTS = {
         "publish_ds(dS, advance(sdS, 1)": "publish_ds(dS, sdS",
         "sync_warpgroup()                                    # all have read": "pass  # all have read",
         "publish_ds(full(S_TILE, ZERO), stages.dS, nowhere, mSums, tile, args.mask)": "pass",
+        "if MASKS and not needs_mask": "if MASKS or not needs_mask",
+        "keys < tile.first + TILE_N": "keys < tile.first",
         "dK = wgmma_wait(dK, AHEAD)": "dK = wgmma_wait(dK, 1)",
         "wgmma_wait(dQ, AHEAD)": "wgmma_wait(dQ, 1)",
         "sync_warpgroups(CONSUMERS)                              # all have read K": "pass  # all have read K",

@@ -149,7 +149,7 @@ FAULTS = {
     "else GROUPS_OF_S\n": "else GROUPS_OF_S + 1\n",
     "        clear(allocate(TQ, Q.index), length)\n": "",
     "        clear(allocate(TK, consumer), left)\n": "",
-    "        clear_do(dO, left)\n": "",
+    "(clear_both, clear_tile)": "(clear_both,)",
     "        drain_dq(advance(stages.dS, 1), walk.current, tile, args.mSums)\n": "",
     "sync_warpgroups(CONSUMERS)                              # all have read K": "pass",
     "test_what_it_takes": {
@@ -169,7 +169,7 @@ FAULTS = {
         "        else:\n            release(sdS)\n": "",
     },
     "cuda/kernels/hopper/forward_steps.py": {
-        "clear_rows(stage, length)\n": "clear(stage.tile, length)\n",
+        "clear_rows(stages[NUMBER], length)\n": "clear(stages[NUMBER].tile, length)\n",
     },
     "cuda/kernels/any/round_dq.py": {
         "(tile_n, tile_m) if transposed else (tile_m, tile_n)": "(tile_m, tile_n)",
