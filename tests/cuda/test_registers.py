@@ -345,12 +345,13 @@ SPILLS = [
     # where much is looked up, or a derivative is: dP is started after dV
     row("hopper_backward_kv", "float16", 64, 64, ALL, **UNALIGNED, spills=328),
     row("hopper_backward_wide", "bfloat16", 256, 256, EDGES, "softcap, relative", keys=MANY, spills=24),
-    # outside the loop over tiles that need no mask
+    # outside the loop over tiles that need no mask, but for one register in it (ptxas 13.5)
     row("hopper_backward_kv", "float16", 64, 64, "packed", **NARROW, spills=200),
     row("hopper_backward_kv", "bfloat16", 64, 64, "", "alibi", keys=MANY, spills=240),
     # whose consumers have 232 registers
     row("hopper_backward_kv", "bfloat16", 64, 64, EDGES, keys=MANY, spills=400),
-    # in the producer, which has 24 registers: what a mask, segments and the draw of tiles take
+    # in the producer, which has 24 registers: what a mask, segments and the draw of tiles take; deterministic or packed
+    # at 128 up to five addresses of consumers, read back in their loop
     row("hopper_backward_kv", "bfloat16", 128, 128, keys=MANY, spills=80),
     row("hopper_backward_kv", "bfloat16", 64, 64, keys=MANY, **DROPOUT, spills=144),
     row("hopper_backward_kv", "bfloat16", 64, 64, EDGES, keys=MANY, **DROPOUT, spills=1144),

@@ -140,6 +140,11 @@ class Boxes(Place):
         box = (col >> self.width.bit_length() - 1) * (self.box_rows * self.width)
         return box + row * self.width + ((col & self.width - 1) ^ (row * self.vector & chunk_bits))
 
+    def across(self, place, cols):
+        """The place `cols` columns on from one whose column has none of the bits of `cols`."""
+        box, within = divmod(cols, self.width)
+        return (place ^ within) + box * (self.box_rows * self.width)
+
 
 def fits_pages(rows, page_size):
     """Whether `tma_load_pages` can load tiles of this number of rows."""
@@ -168,17 +173,16 @@ def box_places(b, plan, layout, pointer):
 
 
 def put_matrices(b, plan, layout, pointer, rows):
-    """Put a warpgroup's sums into boxes: by 16x16, four 8x8 matrices at a time, each lane with a row of one. Columns of
-    a row of a box are an exclusive or away, and boxes an addition, so that one address is kept in registers."""
+    """Put a warpgroup's sums into boxes: by 16x16, four 8x8 matrices at a time, each lane with a row of one. All places
+    follow from the first one, so that a loop keeps one address in registers."""
     lane = Index(b, b.and_(thread_index(b), I32(31)))
     first = Index(b, base(b, replace(layout.rows, fields=layout.rows.fields[1:])))  # of the warp
     row, right = first + (lane & 7) + (lane & 8), (lane >> 4) * 8
-    start = plan.place(row, right).value
+    start = plan.place(row, right)
     for c in range(0, layout.cols.slots, 4):
         pairs = left_pairs(b, element_type(plan.dtype), [row[c : c + 4] for row in rows])
-        box, within = divmod(layout.cols.offsets[c], plan.width)
-        place = b.add(b.xor(start, I32(within)), I32(box * plan.box_rows * plan.width))
-        at = b.ptrtoint(b.gep(pointer, [place]), I32)
+        place = plan.across(start, layout.cols.offsets[c])
+        at = b.ptrtoint(b.gep(pointer, [place.value]), I32)
         text = "stmatrix.sync.aligned.m8n8.x4.shared.b16 [$0], {$1, $2, $3, $4};"
         asm(b, text, VOID, at, *pairs, effect=True)
 

@@ -324,12 +324,12 @@ def clear(shared, first, threads=WARPGROUP):
     _check_clear(plan)
 
     def generate(b, pointer, first, _):
-        start = b.bitcast(pointer, ir.PointerType(I32, SHARED))
+        start, chunks = b.bitcast(pointer, ir.PointerType(I32, SHARED)), ROW_BYTES // CHUNK_BYTES
         for above in range(0, plan.rows, count):
             row = b.add(b.and_(thread_index(b), I32(count - 1)), I32(above))
             with b.if_then(b.and_(b.icmp_signed(">=", row, first), b.icmp_signed("<", row, I32(plan.rows)))):
-                for number in range(ROW_BYTES // CHUNK_BYTES):  # from the row's own chunk on: no bank conflicts
-                    chunk = b.and_(b.add(row, I32(number)), I32(ROW_BYTES // CHUNK_BYTES - 1))
+                for number in range(chunks):                    # from the row's own chunk on: no bank conflicts
+                    chunk = b.and_(b.add(row, I32(number)), I32(chunks - 1))
                     words = b.add(b.mul(row, I32(ROW_BYTES // 4)), b.mul(chunk, I32(CHUNK_BYTES // 4)))
                     for at in range(0, plan.nbytes, plan.box_bytes):
                         store_vector(b, [I32(0)] * (CHUNK_BYTES // 4), b.gep(start, [b.add(words, I32(at // 4))]))

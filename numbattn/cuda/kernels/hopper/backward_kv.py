@@ -139,7 +139,7 @@ def hopper_backward_kv(
     pipelines = pipelines_within(shared, *given, CONSUMERS)
     Q_PIPELINE, K_PIPELINE, V_PIPELINE, DO_PIPELINE, SHARED_LSE, SHARED_DELTA = pipelines
     READERS, S_EARLY = CONSUMERS * (1 + bool(reads)), variant.s_early
-    DQ_PIPELINE, MASKS = pipeline_of_dq(shared), bool(mask)     # else the only test is for the last keys
+    DQ_PIPELINE, HAS_MASK = pipeline_of_dq(shared), bool(mask)
     DS_PIPELINE = Pipeline.within(shared, SHARED_DS.of_stages(2), READERS, fills=CONSUMERS)
     TILES = pipeline_of_tiles(shared, mask, READERS + 1)
     (_, from_record), scores_of = record_steps(mask, tile_n), within_segment(score)
@@ -266,7 +266,7 @@ def hopper_backward_kv(
                 if has_next(walk):
                     acc = masked_step(acc, K, V, stages, walk, tile, n0, mSums, args)
                     stages, walk = advance_all(stages), go_on(walk, tile, args)
-            if MASKS and not needs_mask(args.mask, tile, walk.current, n0):
+            if HAS_MASK and not needs_mask(args.mask, tile, walk.current, n0):  # else only the last keys are tested
                 acc = last_step(acc, K, V, stages, walk, tile, n0, mSums, args)
             else:
                 acc = masked_last_step(acc, K, V, stages, walk, tile, n0, mSums, args)

@@ -1,6 +1,6 @@
 """What consumers of `hopper_forward` pass from step to step, and steps that they share with other kernels."""
 
-from functools import partial, reduce
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -163,7 +163,21 @@ def clear_step(rows, consumers, has_lengths, clear_rows=(clear_tile, clear_tile)
     """The device function (stages, length), for all consumers: zero the rows of their tiles from `length` on, where the
     sequence ends: they may be NaN, and 0 * NaN is NaN. Beyond the matrix TMA has filled in zeros. clear_rows: for each
     stage a device function (stage, length), called by a consumer of its own."""
-    clear_all = reduce(partial(then_by_consumer, consumers), enumerate(clear_rows), keep)
+
+    def then(before, numbered):
+        NUMBER, clear_rows = numbered
+        CONSUMER = NUMBER % consumers
+
+        @device
+        def clear_next(stages, length):
+            before(stages, length)
+            if warpgroup_index() == CONSUMER:
+                wait(stages[NUMBER])
+                clear_rows(stages[NUMBER], length)
+
+        return clear_next
+
+    clear_all = reduce(then, enumerate(clear_rows), keep)
 
     @device
     def clear_beyond(stages, length):
@@ -178,20 +192,6 @@ def clear_step(rows, consumers, has_lengths, clear_rows=(clear_tile, clear_tile)
 @device
 def keep(stages, length):
     pass
-
-
-def then_by_consumer(consumers, before, numbered):
-    NUMBER, clear_rows = numbered
-    CONSUMER = NUMBER % consumers
-
-    @device
-    def clear_next(stages, length):
-        before(stages, length)
-        if warpgroup_index() == CONSUMER:
-            wait(stages[NUMBER])
-            clear_rows(stages[NUMBER], length)
-
-    return clear_next
 
 
 def key_tile_steps(mask, tile_n, consumers):

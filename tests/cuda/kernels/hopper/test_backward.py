@@ -102,6 +102,13 @@ def test_one_consumer(rng, kernel):
     check(rng, kernel, heads=2, m=180, n=140, mask=na.BlockSparse(blocks, (64, 64)), sizes=(64, 64))
 
 
+@pytest.mark.parametrize("kernel", ["kv", "q"])
+def test_one_consumer_and_lengths(rng, kernel):
+    """It clears both of the tiles where a sequence ends."""
+    mask = na.Lengths(np.array([[100]]), np.array([[90]]))
+    check(rng, kernel, m=128, n=128, mask=mask, sizes=(64, 64), poison=np.nan)
+
+
 @KERNELS
 def test_nothing_is_seen(rng, kernel):
     check(rng, kernel, m=130, n=20, mask=na.Causal(offset=-128))
@@ -165,7 +172,7 @@ FAULTS = {
         "publish_ds(dS, advance(sdS, 1)": "publish_ds(dS, sdS",
         "sync_warpgroup()                                    # all have read": "pass  # all have read",
         "publish_ds(full(S_TILE, ZERO), stages.dS, nowhere, mSums, tile, args.mask)": "pass",
-        "if MASKS and not needs_mask": "if MASKS or not needs_mask",
+        "if HAS_MASK and not needs_mask": "if HAS_MASK or not needs_mask",
         "keys < tile.first + TILE_N": "keys < tile.first",
         "dK = wgmma_wait(dK, AHEAD)": "dK = wgmma_wait(dK, 1)",
         "wgmma_wait(dQ, AHEAD)": "wgmma_wait(dQ, 1)",

@@ -123,7 +123,7 @@ FAULTS = {
             "return where(seen_in_band(band, m0, n0), S, NO_SCORE)": "return where(seen_in_band(band, m0, n0), S, 0)",
             "return where(looked_up(mask, band, batch, head, m0, n0), S, NO_SCORE)": "return S",
             "length < rows:": "length < rows - 64:",
-            "            wait(stages[NUMBER])\n": "",
+            "                wait(stages[NUMBER])\n": "",
             "cuda/kernels/hopper/test_backward.py": {
                 "            sync_warpgroups(consumers)\n": "",
                 "NUMBER % consumers": "NUMBER",
